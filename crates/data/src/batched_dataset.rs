@@ -28,7 +28,7 @@ pub trait BatchedDataset: Send + Sync {
     /// libtorch operator that is large enough to start a team of threads takes cores from it.
     ///
     /// # Errors
-    /// Any error of the dataset. The loader returns it in place of this batch.
+    /// Fails with any error of the dataset, which the loader returns in place of this batch.
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch>;
 
     /// Returns the dataset with `f` applied to each batch, in the loader's threads.

@@ -53,7 +53,7 @@ pub trait Dataset: Send + Sync {
     /// any number of threads and ranks.
     ///
     /// # Errors
-    /// Any error of the dataset. The loader returns it in place of the sample's batch.
+    /// Fails with any error of the dataset, which the loader returns in place of the sample's batch.
     fn get(&self, index: usize, seed: u64) -> Result<Self::Sample>;
 }
 

@@ -1,12 +1,12 @@
-//! Data loaders: datasets as batches of tensors, made ahead on threads and sharded over the ranks.
+//! Data loaders: batches of tensors from datasets, prefetched on threads and sharded over the ranks.
 //!
-//! - Data: [`Dataset`] gives single samples (collated by [`Collate`]), [`BatchedDataset`] whole batches,
-//!   [`IterableDataset`] a stream; [`TensorDataset`] holds tensors. MNIST and its like are in
+//! - Data: a [`Dataset`] returns single samples (collated by [`Collate`]), a [`BatchedDataset`] whole batches, an
+//!   [`IterableDataset`] a stream. [`TensorDataset`] holds tensors. MNIST and similar datasets are in
 //!   `brigade-datasets`.
-//! - Loaders: [`DataLoader`] and, for streams, [`StreamLoader`]. Both cut an epoch into batches,
-//!   make them ahead on threads, and give each rank its part by the rules of `brigade-sampling`.
-//! - Each [`Batch`](struct@Batch) knows how many of its rows are real, on this rank and on all, and whether it is
-//!   the last.
+//! - Loaders: [`DataLoader`] and, for streams, [`StreamLoader`]. Both cut an epoch into batches, prefetch them on
+//!   threads, and distribute them to the ranks by the rules of `brigade-sampling`.
+//! - Each [`Batch`](struct@Batch) contains the number of its valid rows, on this rank and on all ranks, and whether it
+//!   is the last of the epoch.
 //!
 //! ```
 //! use brigade_data::{DataLoader, dataset_from_fn};

@@ -54,9 +54,9 @@ struct UpcomingKey {
     position: ShardPosition,
 }
 
-/// Makes the batches of an epoch as lists of indices, like torch's `BatchSampler`.
+/// Batch sampler: returns the batches of an epoch as lists of indices, like torch's `BatchSampler`.
 ///
-/// All ranks must make the same batches.
+/// It must return the same batches on all ranks.
 pub trait BatchSampler: fmt::Debug + Send + Sync {
     /// Returns the batches of epoch `epoch` as lists of sample indices.
     fn batches(&self, epoch: u64) -> Vec<Vec<usize>>;
@@ -146,7 +146,7 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Takes the batches of `batches`, instead of batch size, order and [`shuffle`](Self::shuffle).
+    /// Sets the batch sampler, which replaces batch size, order and [`shuffle`](Self::shuffle).
     #[must_use]
     pub fn batch_sampler(mut self, batches: impl BatchSampler + 'static) -> Self {
         self.order = OrderRule::Lists(Arc::new(batches));

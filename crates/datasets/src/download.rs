@@ -43,7 +43,7 @@ pub struct Download {
     pub attempts: u32,
     /// Pause before the second attempt. It is doubled before each further one. Defaults to 1 second.
     pub pause: Duration,
-    /// Time limit for connecting and for each pause of the sender. Defaults to 30 seconds.
+    /// Time limit for connecting, and for each wait for further bytes. Defaults to 30 seconds.
     pub timeout: Duration,
     /// `true` to use the proxies of the variables `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`. Defaults to
     /// `true`.

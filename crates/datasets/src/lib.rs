@@ -1,8 +1,8 @@
 //! Datasets by name (embedded digits, MNIST, FashionMNIST, fastai's archives), with downloads and readers of their files.
 //!
-//! [`Digits`] are embedded in the program; [`Mnist`], [`FashionMnist`] and any folder of IDX files
-//! ([`IdxFolder`]) become [`LabelledImages`]. The loaders are those of `brigade-data`. [`untar_data`] brings the
-//! archives that fastai offers ([`Urls`]), or any other, into the folders where fastai keeps them.
+//! [`Digits`] are embedded in the program; [`Mnist`], [`FashionMnist`] and any folder of IDX files ([`IdxFolder`])
+//! become [`LabelledImages`]. The loaders of `brigade-data` make batches of them. [`untar_data`] downloads the archives
+//! that fastai offers ([`Urls`]), or any other archive, and unpacks them into fastai's folders.
 //!
 //! ```
 //! use brigade_data::DataLoader;

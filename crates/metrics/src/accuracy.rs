@@ -98,8 +98,8 @@ impl Metric for HammingLoss {
 
 /// Top-k accuracy: the share of targets among the classes with the `k` largest scores.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. Of equal scores, that of the smaller class number is the larger.
-/// With `k` classes or fewer the value is 1, as scikit-learn's.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. Among equal scores, the one of the smaller class number ranks
+/// higher. With `k` classes or fewer the value is 1, as in scikit-learn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopK(pub i64);
 
@@ -157,7 +157,7 @@ impl Metric for TopK {
 pub struct AccuracyMulti(Threshold);
 
 impl AccuracyMulti {
-    /// Makes the metric for logits, with a threshold of 0.5.
+    /// Creates the metric for logits, with a threshold of 0.5.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -204,7 +204,7 @@ impl Metric for AccuracyMulti {
 pub struct HammingLossMulti(Threshold);
 
 impl HammingLossMulti {
-    /// Makes the metric for logits, with a threshold of 0.5.
+    /// Creates the metric for logits, with a threshold of 0.5.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,4 +1,4 @@
-//! Metrics of functions and of other metrics.
+//! Metrics that are made from functions or from other metrics.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use crate::read;
 use crate::{Fold, Folded, Metric};
 
-/// Makes a metric from a function that returns a value for each sample, label or pixel: the mean of all values.
+/// Creates a metric from a function that returns a value for each sample, label or pixel: the mean of all values.
 ///
 /// Values are a tensor of any shape with numbers or booleans; the mean is of all its elements in all batches.
 ///
@@ -62,7 +62,7 @@ where
     }
 }
 
-/// Makes a metric from two functions: `sums` returns sums of a batch, `[k]`, and `value` computes the metric from the
+/// Creates a metric from two functions: `sums` returns sums of a batch, `[k]`, and `value` computes the metric from the
 /// sums of all batches. Without a batch the value is NaN.
 ///
 /// ```
@@ -121,7 +121,7 @@ where
     }
 }
 
-/// Makes a metric from a function of all predictions and targets at once, in the order of the data, on the CPU.
+/// Creates a metric from a function of all predictions and targets at once, in the order of the data, on the CPU.
 ///
 /// ```
 /// use brigade_metrics::{Metric, of_rows};
@@ -270,7 +270,7 @@ impl<M: Metric> Metric for ClassesLast<M> {
 /// Adapts a metric of classes to predictions that are class numbers, `[n, …]`, such as results of `argmax`, with
 /// targets `[n, …]`.
 ///
-/// Looks at each batch for numbers that name no class, and waits for the device.
+/// Checks each batch for numbers that are not below the number of classes, for which it waits for the device.
 ///
 /// ```
 /// use brigade_metrics::{F1, MetricState, PredictedClasses};
@@ -288,7 +288,7 @@ pub struct PredictedClasses<M> {
 }
 
 impl<M> PredictedClasses<M> {
-    /// Makes the metric for class numbers below `classes`.
+    /// Creates the metric for class numbers below `classes`.
     #[must_use]
     pub fn new(metric: M, classes: i64) -> Self {
         Self { metric, classes }

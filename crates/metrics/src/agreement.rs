@@ -16,7 +16,7 @@ pub struct BalancedAccuracy {
 }
 
 impl BalancedAccuracy {
-    /// Makes the metric without adjustment for chance.
+    /// Creates the metric without adjustment for chance.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -99,7 +99,7 @@ pub enum KappaWeights {
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`. As in scikit-learn, a class that occurs in neither targets nor
 /// predictions is left out of the order of classes, so that its neighbours become adjacent. With weights the metric
-/// keeps `classes²` numbers of a batch, otherwise three of each class.
+/// keeps `classes²` numbers per batch, otherwise three per class.
 ///
 /// ```
 /// use brigade_metrics::{CohenKappa, KappaWeights};
@@ -113,7 +113,7 @@ pub struct CohenKappa {
 }
 
 impl CohenKappa {
-    /// Makes the metric with equal weights.
+    /// Creates the metric with equal weights.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

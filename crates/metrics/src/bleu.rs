@@ -12,14 +12,16 @@ use crate::{Fold, Folded, Metric};
 /// n-grams of one to four tokens, times the brevity penalty `exp(1 - targets / predictions)` if predictions have fewer
 /// tokens in total.
 ///
-/// Predictions `[n, tokens, tokens predicted]`, of which the largest score of dimension 1 is the token, and targets
-/// `[n, tokens]` of as many tokens or of another number; a language model's `[n, tokens predicted, tokens]`, which are
-/// what fastai's default axis of -1 reads, are read by [`ClassesLast`](crate::ClassesLast). A sample without a common
-/// run of some length counts half a run, the next such length a quarter, and so on (Chen and Cherry, 2014, method 3).
-/// It is NaN where no prediction has four tokens, for which fastai's divides by zero.
+/// Predictions are scores `[n, vocabulary, length]`, of which the largest in dimension 1 is the predicted token;
+/// targets are `[n, target length]`, where the two lengths may differ. For outputs `[n, length, vocabulary]`, as
+/// fastai's default axis of -1 expects, use [`ClassesLast`](crate::ClassesLast). If a sample has no n-gram of some
+/// length in common with its target, half an n-gram is counted for the first such length, a quarter for the next, and
+/// so on (Chen and Cherry, 2014, method 3). The value is NaN if no prediction has four tokens; fastai's metric divides
+/// by zero then.
 ///
-/// N-grams are counted exactly, so there is no need for fastai's `vocab_sz`, the base of its hash. A place whose
-/// target is [`IGNORED`] is left out of both. Each batch waits for the device, to count on the CPU.
+/// N-grams are counted exactly, so that fastai's `vocab_sz`, the base of its hash, is not needed. Positions whose
+/// target is [`IGNORED`] are left out of predictions and targets. Each update waits for the device, because n-grams are
+/// counted on the CPU.
 ///
 /// ```
 /// use brigade_metrics::{ClassesLast, CorpusBleu, Metric};

@@ -242,10 +242,10 @@ fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
     }
 }
 
-/// The scores of the single classes, made by [`FBeta::per_class`] and the methods of that name.
+/// Metric with a score for each class, created by [`FBeta::per_class`] and the methods of that name.
 ///
-/// The value has the score of each class in order, 0 for a class that occurs in neither targets nor predictions. It is
-/// empty without a batch.
+/// The value is the list of scores in the order of the classes, with 0 for a class that occurs in neither targets nor
+/// predictions. It is empty without a batch.
 ///
 /// ```
 /// use brigade_metrics::{F1, MetricState};
@@ -293,7 +293,7 @@ macro_rules! score {
         pub struct $name(ByClass);
 
         impl $name {
-            /// Makes the metric for the second of two classes: [`Average::Binary`] is the default average.
+            /// Creates the metric for the second of two classes: [`Average::Binary`] is the default average.
             #[must_use]
             pub fn new($($argument: $type)?) -> Self {
                 Self(ByClass::new($formula))
@@ -313,7 +313,7 @@ macro_rules! score {
                 self
             }
 
-            /// Returns the metric of the single classes' scores, without an average.
+            /// Returns the metric with a score for each class instead of an average.
             #[must_use]
             pub fn per_class(self) -> PerClass {
                 PerClass { score: self.average(Average::Macro).0, name: $column }
@@ -341,7 +341,7 @@ macro_rules! score {
         pub struct $multi(ByLabel);
 
         impl $multi {
-            /// Makes the metric for logits, with a threshold of 0.5 and [`Average::Macro`].
+            /// Creates the metric for logits, with a threshold of 0.5 and [`Average::Macro`].
             #[must_use]
             pub fn new($($argument: $type)?) -> Self {
                 Self(ByLabel::new($formula))

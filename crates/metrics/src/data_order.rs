@@ -28,8 +28,8 @@ type RankRows = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] when rows of the ranks have different shapes or types;
-/// [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] if rows of the ranks have different shapes or types;
+/// [`brigade_torch::ErrorKind::Communication`] if another rank has failed.
 #[track_caller]
 pub fn gather_in_data_order(
     group: Option<&ProcessGroup>,

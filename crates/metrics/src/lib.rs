@@ -1,16 +1,17 @@
-//! Metrics of predictions and targets, exact on any number of ranks: a fold over the batches, and its value.
+//! Metrics of predictions and targets, exact on any number of ranks: a fold of each batch, and a value that is computed
+//! from all folds.
 //!
-//! A metric never averages over batches or ranks. Of each batch it takes numbers that add up, which are added in
-//! the order of the data, or rows, which are put in the order of the data; so its value is the same to the last
-//! digit on any number of ranks. A loop keeps a [`MetricState`] for each metric, which
-//! `Accelerator::update_metric` and `compute_metric` of `brigade-train` update without the duplicates that complete
-//! uneven batches; the Learner of `brigade-learn` takes a list of metrics ([`IntoMetrics`]).
+//! A metric never averages over batches or ranks. From each batch it keeps either sums, which are added in the order of
+//! the data, or rows, which are concatenated in the order of the data. So its value is the same to the last digit on
+//! any number of ranks. A loop keeps a [`MetricState`] for each metric, which `Accelerator::update_metric` and
+//! `compute_metric` of `brigade-train` update without the duplicates that complete uneven batches; the Learner of
+//! `brigade-learn` takes a list of metrics ([`IntoMetrics`]).
 //!
-//! Predictions are the model's outputs as they are: scores (logits) of classes in dimension 1, `[n, classes, …]`,
-//! with targets `[n, …]` of class numbers; scores of labels, with targets of 0 and 1 in the same shape; or
-//! numbers with targets in the same shape. [`ClassesLast`] reads outputs with the classes in the last dimension,
-//! as language models have, and [`PredictedClasses`] class numbers. Target [`IGNORED`] is left out, as the
-//! cross-entropy leaves it out.
+//! Predictions are the model's outputs as they are: scores (logits) of classes in dimension 1, `[n, classes, …]`, with
+//! targets `[n, …]` of class numbers; scores of labels, with targets of 0 and 1 in the same shape; or numbers with
+//! targets in the same shape. [`ClassesLast`] adapts a metric to outputs with the classes in the last dimension, such
+//! as those of language models, and [`PredictedClasses`] to class numbers. Samples with the target [`IGNORED`] are left
+//! out, as in the cross-entropy.
 //!
 //! ```
 //! use brigade_metrics::{Accuracy, Average, F1, MetricState};
@@ -29,11 +30,11 @@
 //! # Ok::<(), brigade_torch::Error>(())
 //! ```
 //!
-//! Names and definitions are fastai's and scikit-learn's. A value that the data leave undefined (an empty
-//! validation set, one class alone where two are compared) is what scikit-learn gives with its warning, mostly 0
-//! or NaN. Mistakes of the program are errors with the reason: shapes that do not fit, targets that name no
-//! class, the binary average of five classes. NaN predictions make means, curves and correlations NaN; where a
-//! class is chosen, NaN is the largest score, as in PyTorch, and where a threshold is passed, it is below.
+//! Names and definitions are fastai's and scikit-learn's. A value that is undefined for the data (an empty validation
+//! set, a single class where two are compared) is the one that scikit-learn returns with a warning, mostly 0 or NaN.
+//! Mistakes of the program are errors with the reason: shapes that do not match, targets that are not class numbers,
+//! the binary average of five classes. NaN predictions make means, curves and correlations NaN. As a score of a class,
+//! NaN is the largest, as in PyTorch; compared with a threshold, it is below.
 
 mod accuracy;
 mod adapt;
@@ -91,7 +92,7 @@ pub enum Fold {
 }
 
 impl Fold {
-    /// Makes [`Fold::Sums`] from tensors of one or more numbers each, on the device of the first.
+    /// Creates [`Fold::Sums`] from tensors of one or more numbers each, on the device of the first.
     ///
     /// # Errors
     /// Returns an error of libtorch.
@@ -176,16 +177,16 @@ pub trait Metric: fmt::Debug + Send + Sync {
     /// this rank, without duplicates.
     ///
     /// # Errors
-    /// When the shapes do not fit: an error that names expected and found shapes.
+    /// Fails if the shapes do not match. The message contains expected and found shapes.
     fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold>;
 
     /// Computes the value from the contributions of all batches of all ranks.
     ///
     /// # Errors
-    /// When it is not defined for these data, with the reason.
+    /// Fails if the value is not defined for these data.
     fn value(&self, folded: &Folded) -> Result<Self::Value>;
 
-    /// Returns the metric under another name, for two metrics that would have the same.
+    /// Returns the metric under another name, for two metrics that would have the same name.
     ///
     /// ```
     /// use brigade_metrics::{Metric, TopK};

@@ -8,7 +8,7 @@ use crate::{Fold, Folded, Metric};
 
 /// Perplexity: the exponential of the mean cross-entropy per token.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`; a language model's `[n, tokens, classes]` are read by
+/// Predictions `[n, classes, …]`, targets `[n, …]`; for a language model's `[n, tokens, classes]` use
 /// [`ClassesLast`](crate::ClassesLast).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Perplexity;
@@ -48,11 +48,11 @@ impl Metric for Perplexity {
     }
 }
 
-/// Brier score: the mean over samples of `Σ (probability - target)²` over the classes, and half of it for two classes,
-/// which is `(p - y)²` of the second.
+/// Brier score: the mean over samples of `Σ (probability - target)²` over the classes; for two classes half of it,
+/// which is `(p - y)²` of the second class.
 ///
-/// Predictions `[n, classes, …]`, of which a softmax makes probabilities, targets `[n, …]`. It is scikit-learn's
-/// score of probabilities; fastai's takes it of decisions, which makes it the error rate.
+/// Predictions `[n, classes, …]`, of which a softmax makes probabilities, targets `[n, …]`. Like scikit-learn's, it is
+/// computed from probabilities; fastai computes it from predicted classes, which makes it the error rate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Brier;
 

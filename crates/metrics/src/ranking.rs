@@ -1,7 +1,7 @@
-//! Areas under curves that a threshold moves along: of the ROC curve, and of precision over recall.
+//! Areas under the ROC curve and the precision-recall curve.
 //!
-//! Only the order of scores matters, so they are compared as they are, in `f64`: a sigmoid or softmax in `f32` makes
-//! equal what is far apart.
+//! Only the order of scores matters, so logits are compared directly, in `f64`: a sigmoid or softmax in `f32` would
+//! round different scores to the same value.
 
 use std::cmp::Ordering;
 
@@ -155,7 +155,7 @@ pub enum MultiClass {
 /// Area under the ROC curve (ROC AUC) of several classes.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`; each class must occur. [`Average::Weighted`] weights a class by its
-/// number of targets, a pair of classes by that of both. Keeps all rows.
+/// number of targets, a pair of classes by the targets of both. Keeps all rows.
 ///
 /// ```
 /// use brigade_metrics::{MultiClass, RocAuc};
@@ -176,7 +176,7 @@ impl Default for RocAuc {
 }
 
 impl RocAuc {
-    /// Makes the metric for one class against the rest, with [`Average::Macro`].
+    /// Creates the metric for one class against the rest, with [`Average::Macro`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -329,7 +329,7 @@ macro_rules! of_labels {
         }
 
         impl $name {
-            /// Makes the metric with [`Average::Macro`].
+            /// Creates the metric with [`Average::Macro`].
             #[must_use]
             pub fn new() -> Self {
                 Self::default()

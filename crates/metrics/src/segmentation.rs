@@ -98,8 +98,8 @@ overlap! {
 
 /// Accuracy over the pixels whose target is not the background.
 ///
-/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. It is NaN if all pixels are background. It is
-/// the share over all batches together, where fastai takes the mean of the batches' shares.
+/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. It is NaN if all pixels are background. The
+/// share is computed over all batches together; fastai averages the shares of the batches.
 ///
 /// ```
 /// use brigade_metrics::ForegroundAccuracy;
@@ -113,7 +113,7 @@ pub struct ForegroundAccuracy {
 }
 
 impl ForegroundAccuracy {
-    /// Makes the metric with class 0 as background.
+    /// Creates the metric with class 0 as background.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

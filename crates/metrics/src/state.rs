@@ -1,4 +1,4 @@
-//! The state of a metric in a loop: what it keeps of each batch, and its value over all ranks.
+//! The state of a metric in a loop: the folds of the batches, and the value over all ranks.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,10 +13,10 @@ use crate::{Fold, Folded, Metric};
 
 /// A metric with the contributions of the batches so far.
 ///
-/// Each rank updates its own with its batches. Sums stay on the device of the predictions, so that no batch waits
-/// for it, and nothing is sent until [`MetricState::compute`], which adds the sums of all ranks up in the order of the
-/// data, or joins their rows in that order. So the value is the same to the last digit on any number of ranks. What is
-/// kept grows with the number of batches until [`MetricState::reset`].
+/// Each rank updates its own state with its batches. Sums stay on the device of the predictions, so that updates do not
+/// wait for the device, and nothing is sent until [`MetricState::compute`], which adds the sums of all ranks in the
+/// order of the data, or concatenates their rows in that order. So the value is the same to the last digit on any
+/// number of ranks. The memory of a state grows with the number of batches until [`MetricState::reset`].
 ///
 /// In a loop, `Accelerator::update_metric` and `compute_metric` of `brigade-train` leave out the duplicates that
 /// complete uneven batches, and compute the value over all ranks.
@@ -45,12 +45,12 @@ enum Kept {
     Nothing,
     Sums(Vec<(usize, Vec<f64>)>),
     Rows,
-    /// The ranks go on together, or fail together.
+    /// Failure of a rank, which the other ranks must return too.
     Failed(String),
 }
 
 impl<M: Metric> MetricState<M> {
-    /// Makes a state without batches.
+    /// Creates a state without batches.
     #[must_use]
     pub fn new(metric: M) -> Self {
         Self { metric, updates: 0, kept: Vec::new() }
@@ -62,10 +62,10 @@ impl<M: Metric> MetricState<M> {
         &self.metric
     }
 
-    /// Adds the next batch: a row of predictions and of targets for each of its samples. No message is sent.
+    /// Adds the next batch: a row of predictions and of targets for each of its samples. The call does not communicate.
     ///
     /// # Errors
-    /// [`crate::MetricError`] when the metric cannot take the batch, or panics.
+    /// [`crate::MetricError`] if the metric rejects the batch or panics.
     pub fn update(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
         self.update_at(self.updates, predictions, targets)
     }
@@ -98,9 +98,9 @@ impl<M: Metric> MetricState<M> {
     /// state is not changed and can be updated further. Every rank calls it. It waits for the device.
     ///
     /// # Errors
-    /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics;
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank, when the ranks have different metrics;
-    /// [`brigade_torch::ErrorKind::Communication`] when another rank is gone.
+    /// [`crate::MetricError`] if the value is not defined for these data, or the metric panics;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank, if the ranks have different metrics;
+    /// [`brigade_torch::ErrorKind::Communication`] if another rank has failed.
     #[track_caller]
     pub fn compute(&self, group: Option<&ProcessGroup>) -> Result<M::Value> {
         let folded = self.folded(group)?.unwrap_or(Folded::Sums(Vec::new()));
@@ -111,7 +111,7 @@ impl<M: Metric> MetricState<M> {
     /// it.
     ///
     /// # Errors
-    /// Returns the same errors as [`MetricState::compute`], but for those of the value.
+    /// Returns the same errors as [`MetricState::compute`], except those of computing the value.
     #[track_caller]
     pub fn folded(&self, group: Option<&ProcessGroup>) -> Result<Option<Folded>> {
         let mine = self.mine();
@@ -141,7 +141,7 @@ impl<M: Metric> MetricState<M> {
     /// Computes the value from combined contributions.
     ///
     /// # Errors
-    /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics.
+    /// [`crate::MetricError`] if the value is not defined for these data, or the metric panics.
     pub fn value(&self, folded: &Folded) -> Result<M::Value> {
         named(&self.metric, || self.metric.value(folded))
     }

@@ -33,7 +33,7 @@ impl Activation {
     /// Applies the activation function to a tensor.
     ///
     /// # Errors
-    /// Returns libtorch's errors, such as out of memory.
+    /// Returns an error of libtorch, for example if memory runs out.
     pub fn apply(self, input: &Tensor) -> Result<Tensor> {
         Ok(self.function()(input)?)
     }

@@ -31,13 +31,12 @@ pub use self::weights::{
 
 use self::dropout::{RnnDropout, WeightDropLstm, WordDropout};
 
-/// The encoder of an AWD-LSTM (Merity et al., 2017), as
-/// [fastai](https://docs.fast.ai/text.models.awdlstm.html) has it: from words `[n, time]` of int64 to the last
-/// layer's outputs `[n, time, embedding]`.
+/// The encoder of fastai's [AWD-LSTM](https://docs.fast.ai/text.models.awdlstm.html) (Merity et al., 2017): from token
+/// ids `[n, time]` of int64 to the last layer's outputs `[n, time, embedding]`.
 ///
-/// It has four of the five dropouts: of words, of the first layer's input, of the weights between time steps, and of
-/// the outputs between layers; the fifth comes after it. It continues with the state of the previous batch: see
-/// [`RecurrentState`]. Parameter names, and initial values for a seed, are fastai's.
+/// It has four of the five dropouts: of embeddings, of the first layer's input, of the recurrent weights, and of the
+/// outputs between layers; the fifth is in the decoder or classifier. The hidden state is kept from batch to batch: see
+/// [`RecurrentState`]. Names, and initial values for a seed, are fastai's.
 ///
 /// ```
 /// use brigade_models::{AwdLstm, AwdLstmOptions};
@@ -156,7 +155,7 @@ impl AwdLstmOptions {
 }
 
 impl AwdLstm {
-    /// Registers all layers below the path, for a vocabulary of `words` words.
+    /// Registers all layers below the path, for a vocabulary of `words` tokens.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, words: i64, options: &AwdLstmOptions) -> Self {
         let path = path.borrow();
         let AwdLstmOptions { embedding, hidden, layers, padding, bidirectional, dropout } =
@@ -210,21 +209,21 @@ impl AwdLstm {
         &self.name
     }
 
-    /// Returns the hidden state, and the outputs that a step of training leaves.
+    /// Returns the handle of the hidden state and of the outputs that are kept in training.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         &self.state
     }
 
-    /// Returns the table of embeddings, `[words, embedding]`.
+    /// Returns the weight of the embedding, `[words, embedding]`.
     pub fn embedding(&self) -> &Tensor {
         self.words.weight()
     }
 
-    /// Computes the outputs for vectors `[n, time, embedding]` in place of words.
+    /// Computes the outputs for embedding vectors `[n, time, embedding]` instead of token ids.
     ///
     /// # Errors
-    /// Returns libtorch's error for another shape.
+    /// Returns an error of libtorch for another shape.
     pub fn forward_embedded(&self, vectors: &Tensor) -> Result<Tensor> {
         let (rows, ..) = vectors.size3()?;
         let states = self.state.of_rows(rows, vectors)?;

@@ -1,13 +1,13 @@
-//! Image classifiers: a head that depends on the classes, a first convolution that depends on the channels, and other
-//! libraries' names of the weights.
+//! The trait of image classifiers: the head, which depends on the number of classes, the first convolution, which
+//! depends on the number of channels, and the names of weights in other libraries.
 
 use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::InputChannels;
 
-/// A network from images to logits whose last layer and first convolution have known names, like timm's
-/// `get_classifier` and `first_conv`.
+/// An image classifier: a network from images to logits whose last layer and first convolution have known names, like
+/// timm's `get_classifier` and `first_conv`.
 ///
 /// ```
 /// use brigade_models::{ImageClassifier, ResNet};
@@ -21,37 +21,37 @@ use crate::InputChannels;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait ImageClassifier {
-    /// Returns the name of the last layer, or of the layers after the body, below which are all parameters that depend
-    /// on the number of classes.
+    /// Returns the name of the last layer, or of the layers after the body. All parameters that depend on the number of
+    /// classes are below it.
     fn classifier(&self) -> String;
 
-    /// Returns the name of the convolution that takes the images' channels.
+    /// Returns the name of the first convolution, whose input are the images.
     fn first_convolution(&self) -> String;
 
-    /// Returns `true` if a parameter may keep its initial values where a file has no values of its shape for it.
+    /// Returns `true` if a parameter may keep its initial values when a file has no values of its shape for it.
     /// Defaults to the parameters of the [classifier](Self::classifier).
     fn in_head(&self, name: &str) -> bool {
         is_below(&self.classifier(), name)
     }
 
-    /// Returns the rule by which the first convolution is computed for another number of channels, where
-    /// [`crate::Pretrained`] sets none: that of the library that the architecture follows.
+    /// Returns the default rule by which the weights of the first convolution are computed for another number of
+    /// channels: that of the library that the architecture follows. [`crate::Pretrained::channels`] overrides it.
     fn input_channels(&self) -> InputChannels {
         InputChannels::Repeat
     }
 
-    /// Converts the name of a parameter in another library, or an older version, to this model's. Returns `None` for an
-    /// unknown name, which may be one of the model's own.
+    /// Returns this model's name for the parameter that has the name `name` in another library or in an older version.
+    /// `None` for an unknown name, which may be one of this model's own.
     fn renamed(&self, name: &str) -> Option<String> {
         let _ = name;
         None
     }
 
-    /// Computes the values of a weight that has another shape in the file, or returns `None` if that is impossible. Not
-    /// called for the head and the first convolution.
+    /// Computes the values of a weight whose shape in the file differs, or returns `None` if that is not possible. It
+    /// is not called for the head and the first convolution.
     ///
     /// # Errors
-    /// Returns libtorch's errors, such as out of memory.
+    /// Returns an error of libtorch, for example if memory runs out.
     fn adapted(&self, name: &str, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
         let _ = (name, values, shape);
         Ok(None)

@@ -1,4 +1,4 @@
-//! The CNN of the FashionMNIST example.
+//! The convolutional network of the FashionMNIST example.
 
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Sequential,
@@ -8,8 +8,8 @@ use tch::Tensor;
 
 use crate::ImageClassifier;
 
-/// Two blocks of convolution (5x5, padding 2), [`BatchNorm2d`], ReLU and pooling by 2, with 32 and
-/// 64 channels, then two linear layers: from images `[n, 1, 28, 28]` to logits `[n, 10]`.
+/// Small convolutional network: two blocks of convolution (5x5, padding 2), [`BatchNorm2d`], ReLU and pooling by 2,
+/// with 32 and 64 channels, then two linear layers, from images `[n, 1, 28, 28]` to logits `[n, 10]`.
 ///
 /// 253 706 parameters under the names `module1.0.weight` (convolution), `module1.1.weight`
 /// (normalisation), `module2.…`, `linear1.weight`, `linear2.weight`: those of the PyTorch model
@@ -27,7 +27,7 @@ use crate::ImageClassifier;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// [`with_options`](Cnn::with_options) builds it for other images and classes.
+/// For other images and classes use [`with_options`](Cnn::with_options).
 #[derive(Debug)]
 pub struct Cnn {
     module1: Sequential,
@@ -36,7 +36,7 @@ pub struct Cnn {
     linear2: Linear,
 }
 
-/// The images and classes of a [`Cnn`].
+/// Options of a [`Cnn`]: the size of its images, and the number of classes.
 ///
 /// ```
 /// use brigade_models::{Cnn, CnnOptions};

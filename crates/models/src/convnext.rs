@@ -1,4 +1,4 @@
-//! ConvNeXt, compatible with torchvision.
+//! torchvision's ConvNeXt.
 
 use std::borrow::Borrow;
 
@@ -12,10 +12,10 @@ use crate::ImageClassifier;
 use crate::drop_path::DropPath;
 use crate::init::{Redraw, redraw};
 
-/// ConvNeXt, a convolutional network with the design of a transformer (Liu et al., 2022): from images `[n, channels, h,
+/// ConvNeXt: a convolutional network with the design of a transformer (Liu et al., 2022), from images `[n, channels, h,
 /// w]` to logits `[n, classes]`.
 ///
-/// Parameter names and initial values (for a seed) are those of
+/// Names and initial values (for a seed) are those of
 /// [torchvision.models.convnext](https://docs.pytorch.org/vision/stable/models/convnext.html).
 ///
 /// ```
@@ -33,7 +33,7 @@ pub struct ConvNeXt {
     head: Linear,
 }
 
-/// Size of a [`ConvNeXt`].
+/// Options of a [`ConvNeXt`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConvNeXtOptions {
     /// Number of channels of each of the four stages.
@@ -42,8 +42,8 @@ pub struct ConvNeXtOptions {
     pub blocks: [usize; 4],
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
-    /// Stochastic depth: probability that training skips the last block's residual branch for an image. It is lower for
-    /// earlier blocks, in proportion to their depth.
+    /// Probability that training skips the residual branch of the last block for an image, decreasing linearly for
+    /// earlier blocks: stochastic depth.
     pub stochastic_depth: f64,
     /// Initial value of the scale on each residual branch. Defaults to 1e-6.
     pub layer_scale: f64,
@@ -99,7 +99,7 @@ impl ConvNeXtBody {
         body
     }
 
-    /// Builds the layers with their default initial values.
+    /// With the initial values that the layers draw by themselves.
     fn undrawn(features: &ParamPath<'_>, options: ConvNeXtOptions) -> Self {
         let convolution = |path: ParamPath<'_>, channels: [i64; 2], size: i64| {
             let options = Conv2dOptions { stride: [size; 2], ..Conv2dOptions::default() };
@@ -187,7 +187,7 @@ pub(crate) fn renamed(name: &str) -> Option<String> {
     head.iter().find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
 }
 
-/// Draws torchvision's initial values. Its `trunc_normal_` cuts at ±2, which is 100 standard deviations.
+/// torchvision's initial values. Its `trunc_normal_` cuts at ±2, which is 100 deviations away.
 fn draw(path: &ParamPath<'_>, weight: &Tensor, bias: Option<&Tensor>) {
     redraw(path, weight, Redraw::Normal(0.02));
     if let Some(bias) = bias {

@@ -1,4 +1,4 @@
-//! fastai's classifier for pretrained bodies.
+//! fastai's classification head.
 
 use std::borrow::Borrow;
 use std::mem;
@@ -16,9 +16,9 @@ use crate::init::{Redraw, redraw, redraw_norm};
 /// fastai's head ([`create_head`](https://docs.fast.ai/vision.learner.html#create_head)): from the feature maps `[n,
 /// features, h, w]` of a body to `[n, classes]`.
 ///
-/// It consists of pooling, then for each linear layer a normalisation, a dropout, the layer and a ReLU, except after
-/// the last one. State-dict names are fastai's, and initial values have its distributions: linear weights normal by
-/// their fan-in (`kaiming_normal_`), biases of the normalisations 0.001.
+/// It consists of pooling and, for each linear layer, a normalisation, a dropout, the layer and a ReLU, except that the
+/// last layer has no ReLU. State-dict names are fastai's, and initial values have its distributions: linear weights
+/// normal by their fan-in (`kaiming_normal_`), biases of the normalisations 0.001.
 ///
 /// ```
 /// use brigade_models::{Head, HeadOptions};
@@ -44,11 +44,12 @@ pub struct HeadOptions {
     pub classes: i64,
     /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 512.
     pub hidden: Vec<i64>,
-    /// Dropout probabilities of the linear layers (`ps`): one for each, or a single one, which is the last layer's and
-    /// twice those before. Defaults to 0.5. A layer whose probability is 0 has no dropout, and the layers after it have
-    /// lower indices in their names.
+    /// Dropout probabilities of the linear layers (`ps`): one for each, or a single one for the last layer, of which
+    /// the layers before have half. Defaults to 0.5. A layer whose probability is 0 has no dropout, and the layers
+    /// after it have lower indices in their names.
     pub dropout: Vec<f64>,
-    /// Takes feature maps and pools them (`pool`). Defaults to `true`. Without it the input is `[n, features]`.
+    /// `true` if the input are feature maps, which are pooled (`pool`); `false` if it is `[n, features]`. Defaults to
+    /// `true`.
     pub pool: bool,
     /// Concatenates max pooling and average pooling, so that the first layer has twice as many inputs, instead of
     /// average pooling alone (`concat_pool`). Defaults to `true`.
@@ -83,10 +84,10 @@ impl HeadOptions {
 }
 
 impl Head {
-    /// Registers all layers below the path, for feature maps with `features` channels.
+    /// Registers all layers below the path, for feature maps of `features` channels.
     ///
-    /// Building the model fails if there are several dropout probabilities but not one for each linear layer; fastai
-    /// omits layers then.
+    /// The model fails to build if there are several dropout probabilities but not one for each linear layer; fastai
+    /// leaves out layers then.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, features: i64, options: &HeadOptions) -> Self {
         let path = path.borrow();
         let HeadOptions { classes, pool, concat_pool, lin_first, .. } = *options;

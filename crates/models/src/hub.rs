@@ -1,6 +1,6 @@
-//! Weights files of the Hugging Face hub: those in the local cache, and with the feature `hub` also downloads into it.
+//! Weights files of the Hugging Face hub: from the local cache, and with the feature `hub` downloaded into it.
 //!
-//! The download is implemented here on ureq: the official crate brings 284 packages and an async runtime for two
+//! Downloads are implemented with ureq, because the official crate depends on 284 packages and an async runtime for two
 //! requests.
 
 #[cfg(feature = "hub")]
@@ -18,9 +18,9 @@ pub use self::download::{Hub, HubError};
 /// Names of files with a model's weights. The preferred one comes first.
 const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 
-/// Returns the path of the locally cached weights of a model on the Hugging Face hub: `model.safetensors` or
-/// `pytorch_model.bin` of the newest snapshot that `huggingface_hub` has made, below `HF_HUB_CACHE`, `HF_HOME` or
-/// `~/.cache/huggingface`.
+/// Returns the path of a model's weights in the local cache of the Hugging Face hub, or `None` if they are not cached:
+/// `model.safetensors` or `pytorch_model.bin` of the newest snapshot of `huggingface_hub`, below `HF_HUB_CACHE`,
+/// `HF_HOME` or `~/.cache/huggingface`.
 ///
 /// ```
 /// use brigade_models::cached_hub_file;

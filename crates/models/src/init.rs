@@ -1,4 +1,4 @@
-//! Initial values that architectures draw a second time, after the defaults of their layers.
+//! Initial values that architectures draw again, after those of their layers.
 
 use brigade_nn::ParamPath;
 use tch::{Device, Kind, TchError, Tensor};

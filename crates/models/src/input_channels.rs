@@ -8,12 +8,12 @@ use tch::{Kind, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum InputChannels {
-    /// timm's rule: one channel gets the sum of the weights; more channels get the weights repeated and scaled, so that
-    /// the sum is unchanged.
+    /// timm's rule: one channel gets the sum of the weights; for more than three channels the weights are repeated, and
+    /// scaled so that their sum stays.
     #[default]
     Repeat,
-    /// fastai's rule: one channel gets the sum of the weights, two channels the first two times 1.5, and additional
-    /// channels get zeros.
+    /// fastai's rule: one channel gets the sum of the weights, two channels get the first two times 1.5, and channels
+    /// after the third get zeros.
     ZeroPad,
 }
 

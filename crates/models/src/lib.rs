@@ -1,4 +1,4 @@
-//! Architectures with PyTorch's names, first values and weights files, built from the layers of
+//! Architectures with the names, initial values and weights files of their PyTorch versions, built from the layers of
 //! [`brigade_nn`].
 //!
 //! ```
@@ -11,7 +11,7 @@
 //! # Ok::<(), brigade_torch::Error>(())
 //! ```
 //!
-//! The image classifiers that have a name are functions, too, for where a model is asked for:
+//! Well-known image classifiers are also available as functions that return a constructor:
 //!
 //! ```
 //! use brigade_models::resnet18;

@@ -1,4 +1,4 @@
-//! Weights files of torchvision, timm and fastai.
+//! Loading of weights files of torchvision, timm and fastai.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -16,13 +16,13 @@ use crate::{ImageClassifier, InputChannels};
 /// Loader of weights files of other libraries into an image classifier whose number of classes or channels may differ.
 ///
 /// - A head for another number of classes keeps its initial values.
-/// - The first convolution is adapted to another number of channels: [`InputChannels`].
+/// - A first convolution for another number of channels is computed: [`InputChannels`].
 /// - Names that other libraries or older versions use are mapped: [`ImageClassifier::renamed`].
-/// - Position embeddings of a vision transformer are interpolated for another image size.
-/// - Prefixes that wrappers put before all names (`module.`, `_orig_mod.`) are removed. These and prefixes of other
-///   modules (`model.`, `backbone.`) are also removed if the names that have them match the whole model; the other
+/// - Position embeddings of a vision transformer for another image size are interpolated.
+/// - Prefixes of wrappers that all names have (`module.`, `_orig_mod.`) are removed. They and the prefixes of other
+///   modules (`model.`, `backbone.`) are also removed if the whole model matches the names that have them; the other
 ///   names are then unused.
-/// - Counters of batches (`num_batches_tracked`), which old files lack, stay 0.
+/// - Counters of batches (`num_batches_tracked`), which are missing in old files, stay 0.
 ///
 /// Everything else has to match, or nothing is changed.
 ///
@@ -49,17 +49,17 @@ pub struct Pretrained {
 /// Report of [`Pretrained::load`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
-    /// Number of tensors with values from the file.
+    /// Number of tensors that were loaded from the file.
     pub loaded: usize,
     /// Parameters of the head that kept their values, because the file has another number of classes or no head.
     pub head: Vec<String>,
-    /// Tensors that were adapted to another number of channels or image size.
+    /// Tensors that were computed from the file's, for another number of channels or another image size.
     pub adapted: Vec<String>,
     /// Number of names that were mapped.
     pub renamed: usize,
-    /// Names in the file that belong to a head which the model lacks, and names without `prefix`.
+    /// Names of the file that were not used: those of a head that the model lacks, and those without `prefix`.
     pub unused: Vec<String>,
-    /// Key of the state dictionary in its file. Empty if it was the whole file.
+    /// Key of the state dictionary in its file. Empty if it was the whole content of the file.
     pub key: String,
     /// Prefix that was removed from the file's names, such as `module.` or `backbone.`.
     pub prefix: String,
@@ -119,19 +119,19 @@ impl Pretrained {
         Self { channels: Some(rule), ..self }
     }
 
-    /// Sets the key of the state dictionary in a `.pth` file. Defaults to the only one, or if there are several, to the
-    /// first of `model`, `state_dict`, `model_ema` and `state_dict_ema` that exists.
+    /// Sets the key of the state dictionary in a `.pth` file. Defaults to the only one; if there are several, to the
+    /// first that exists of `model`, `state_dict`, `model_ema` and `state_dict_ema`.
     #[must_use]
     pub fn entry(self, key: impl Into<String>) -> Self {
         Self { entry: Some(key.into()), ..self }
     }
 
-    /// Reads a safetensors or `.pth` file into the model: one tensor after the other, see [`weights::read`]. Adapted
-    /// tensors need additional memory.
+    /// Loads a safetensors or `.pth` file into the model, one tensor after the other; see [`weights::read`]. Adapted
+    /// tensors take additional memory.
     ///
     /// # Errors
     /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report if more than
-    /// the head differs: nothing was changed. [`brigade_nn::ModelError::Interrupted`] if reading fails after the
+    /// the head differs, with nothing changed. [`brigade_nn::ModelError::Interrupted`] if reading fails after the
     /// checks.
     pub fn load<M: ImageClassifier>(
         &self,
@@ -154,7 +154,7 @@ impl Pretrained {
     /// Loads a state dictionary into the model.
     ///
     /// # Errors
-    /// [`brigade_nn::ModelError::Mismatch`] with the report if more than the head differs: nothing was changed.
+    /// [`brigade_nn::ModelError::Mismatch`] with the report if more than the head differs, with nothing changed.
     pub fn load_state_dict<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,

@@ -1,4 +1,4 @@
-//! Residual networks, compatible with torchvision and timm.
+//! Residual networks (ResNet) of torchvision and timm.
 
 use std::borrow::Borrow;
 
@@ -11,11 +11,11 @@ use crate::init::{Redraw, redraw};
 use crate::{Activation, ImageClassifier};
 
 /// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Images may have
-/// any size from 32 × 32.
+/// any size from 32 × 32 on.
 ///
-/// Parameter names, initial values (for a seed) and the place of the stride (the 3 x 3 convolution of a bottleneck,
-/// "v1.5") are those of [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so its weights
-/// files load. With [`Stem::Deep`] they are those of [timm](https://huggingface.co/docs/timm/models/resnet-d):
+/// Names, initial values (for a seed) and the place of the stride (the 3 x 3 convolution of a bottleneck, "v1.5") are
+/// those of [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so its weights files load.
+/// With [`Stem::Deep`] they are those of [timm](https://huggingface.co/docs/timm/models/resnet-d):
 /// [`ResNet::resnet50d`].
 ///
 /// ```
@@ -35,7 +35,7 @@ pub struct ResNet {
     fc: Linear,
 }
 
-/// Size and variants of a [`ResNet`].
+/// Options of a [`ResNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResNetOptions {
     /// Number of blocks of each of the four stages.
@@ -47,7 +47,7 @@ pub struct ResNetOptions {
     /// Number of channels of the 3 x 3 convolution in a bottleneck, for each group and 64 channels of the stage.
     /// Defaults to 64. Wide networks have 128.
     pub width_per_group: i64,
-    /// Initialises the weight of the last normalisation of each block with 0, so that blocks start as the identity
+    /// `true` to initialise the last normalisation of each block with 0, so that blocks are initially the identity
     /// (Goyal et al., 2017). `false` in torchvision, `true` in timm.
     pub zero_init_residual: bool,
     /// Number of channels of the images. Defaults to 3.
@@ -93,7 +93,7 @@ impl ResNetOptions {
     }
 
     /// Returns the options of timm's variant "d" (He et al., 2019): a deep stem of 32 channels, average pooling in the
-    /// shortcuts, and blocks that start as the identity.
+    /// shortcuts, and blocks that are initially the identity.
     ///
     /// ```
     /// use brigade_models::{ResNet, ResNetOptions};
@@ -189,7 +189,7 @@ pub(crate) fn name_in_body(name: &str) -> Option<String> {
 }
 
 /// A [`ResNet`] without its pooling and classifier: from images `[n, channels, h, w]` to feature maps `[n, c, h / 32, w
-/// / 32]`. Parameters have the names of fastai's `create_body` (`0` and `1` are the stem, `4` to `7` the stages).
+/// / 32]`, under the names of fastai's `create_body` (`0` and `1` are the stem, `4` to `7` the stages).
 ///
 /// ```
 /// use brigade_models::{ResNetBody, ResNetOptions};

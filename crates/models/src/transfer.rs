@@ -16,10 +16,10 @@ use crate::{Head, HeadOptions, ImageClassifier, InputChannels, vit};
 /// The body of an architecture with a new [`Head`], as fastai's `vision_learner` builds it: from images
 /// `[n, channels, h, w]` to `[n, classes]`.
 ///
-/// The body is below `0` and the head below `1`, under the names of fastai's `learn.model.state_dict()`;
-/// [`Pretrained`](crate::Pretrained) loads such files, and the weights of whole architectures from torchvision, timm or
-/// fastai. Both parts have forward hooks under their names, `0` for the feature maps of the body. [`LayerGroups`] gives
-/// fastai's groups, for freezing and learning rates.
+/// The body is below `0` and the head below `1`, under the names of fastai's `learn.model.state_dict()`.
+/// [`Pretrained`](crate::Pretrained) loads such files, and the weights of the whole architecture from torchvision, timm
+/// or fastai. Both parts have forward hooks under their names; that of `0` gets the feature maps of the body.
+/// [`LayerGroups`] returns fastai's groups, for freezing and learning rates.
 ///
 /// ```
 /// use brigade_models::{Architecture, HeadOptions, Pretrained, TransferModel};

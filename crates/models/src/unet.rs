@@ -1,4 +1,4 @@
-//! fastai's U-Net on a residual network.
+//! fastai's U-Net with a residual network as encoder.
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -12,11 +12,12 @@ use crate::init::{Redraw, redraw, redraw_norm};
 use crate::resnet::name_in_body;
 use crate::{ImageClassifier, InputChannels, ResNetBody, ResNetOptions};
 
-/// fastai's `DynamicUnet` on the body of a residual network, as `unet_learner` builds it: from images `[n, channels, h,
-/// w]` to logits per pixel `[n, classes, h, w]`. Images may have any size from 32 × 32.
+/// U-Net for segmentation: fastai's `DynamicUnet` with the body of a residual network as encoder, as `unet_learner`
+/// builds it, from images `[n, channels, h, w]` to logits per pixel `[n, classes, h, w]`. Images may have any size from
+/// 32 × 32 on.
 ///
-/// Each block doubles the size by a pixel shuffle, concatenates the encoder's feature maps of that size, and applies
-/// two convolutions; the last block concatenates the image itself. Parameter names are those of
+/// Each block of the decoder doubles the size by a pixel shuffle, concatenates the encoder's feature maps of that size,
+/// and has two convolutions; the last block concatenates the image itself. Names are those of
 /// [fastai.vision.models.unet](https://docs.fast.ai/vision.models.unet.html), the encoder's below `layers.0`, and
 /// initial values have its distributions.
 ///
@@ -54,7 +55,7 @@ struct Names {
 /// Options of [`UNet`], with fastai's names and defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UNetOptions {
-    /// Number of classes of a pixel.
+    /// Number of classes of the pixels.
     pub classes: i64,
     /// Smooths each pixel shuffle but the last one by 2 x 2 average pooling (`blur`). Defaults to `false`.
     pub blur: bool,

@@ -1,4 +1,4 @@
-//! Vision transformers, compatible with timm.
+//! timm's vision transformers (ViT).
 
 use std::borrow::Borrow;
 
@@ -17,7 +17,7 @@ use crate::init::{Redraw, redraw};
 /// A vision transformer (Dosovitskiy et al., 2020): from images `[n, channels, size, size]` to logits
 /// `[n, classes]`.
 ///
-/// Parameter names and initial values (for a seed) are those of
+/// Names and initial values (for a seed) are those of
 /// [timm's](https://huggingface.co/docs/timm/models/vision-transformer) `vit_…_patch16_224`.
 ///
 /// ```
@@ -46,7 +46,7 @@ pub(crate) struct VisionTransformerBody {
     norm: LayerNorm,
 }
 
-/// Size of a [`VisionTransformer`], by timm's names.
+/// Options of a [`VisionTransformer`], under timm's names.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VisionTransformerOptions {
     /// Height and width of the images in pixels, a multiple of the patch size. Defaults to 224.
@@ -109,7 +109,7 @@ impl VisionTransformerBody {
         body
     }
 
-    /// Builds the layers with their default initial values.
+    /// With the initial values that the layers draw by themselves.
     fn undrawn(path: &ParamPath<'_>, options: VisionTransformerOptions) -> Self {
         let VisionTransformerOptions { image_size, patch_size, width, depth, heads, .. } = options;
         if patch_size < 1 || image_size < patch_size || image_size % patch_size != 0 {

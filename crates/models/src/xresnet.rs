@@ -1,4 +1,4 @@
-//! fastai's residual networks.
+//! fastai's residual networks (XResNet).
 
 mod block;
 
@@ -17,10 +17,10 @@ use crate::{Activation, ImageClassifier};
 /// fastai's `XResNet` (He et al., 2019, "Bag of tricks"): from images `[n, channels, h, w]` to logits
 /// `[n, classes]`.
 ///
-/// The stem has three 3 x 3 convolutions instead of one of 7 x 7, the shortcuts have average pooling of 2 x 2 pixels,
-/// and blocks start as the identity. Parameter names and the distributions of initial values are those of
-/// [fastai.vision.models.xresnet](https://docs.fast.ai/vision.models.xresnet.html): files of `learn.model.state_dict()`
-/// can be loaded.
+/// It differs from a [`ResNet`](crate::ResNet) by three 3 x 3 convolutions instead of one of 7 x 7, average pooling in
+/// the shortcuts, and blocks that are initially the identity. Names and the distributions of the initial values are
+/// those of [fastai.vision.models.xresnet](https://docs.fast.ai/vision.models.xresnet.html): files of
+/// `learn.model.state_dict()` can be loaded.
 ///
 /// ```
 /// use brigade_models::XResNet;
@@ -41,7 +41,7 @@ pub struct XResNet {
     head_name: String,
 }
 
-/// Size and variants of an [`XResNet`], by fastai's names.
+/// Options of an [`XResNet`], under fastai's names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct XResNetOptions {
     /// Number of blocks of each stage. Stages after the fourth have 256 channels (times the expansion).
@@ -170,7 +170,7 @@ impl XResNetBody {
         body
     }
 
-    /// Builds the layers with their default initial values.
+    /// With the initial values that the layers draw by themselves.
     fn undrawn(path: &ParamPath<'_>, options: &XResNetOptions) -> Self {
         if options.expansion < 1 || options.layers.is_empty() {
             path.reject(format_args!(

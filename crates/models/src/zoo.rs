@@ -1,4 +1,4 @@
-//! Table of the named image classifiers.
+//! The list of named image classifiers.
 
 use std::borrow::Borrow;
 use std::str::FromStr;

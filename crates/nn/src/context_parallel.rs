@@ -1,14 +1,14 @@
 //! Context parallelism: each rank of a group has a part of every sequence.
 //!
-//! A `SequencePart` (`crates/sharding`) has the tokens of a rank. A `ContextPart`, which a model's body gets from its
-//! path, selects them and computes attention to those of all ranks. `crates/torch/cpp/context_attention.cpp` attends to
-//! the keys of one rank after the other and merges the results by their log-sum-exp. Under a causal mask, early and
-//! late chunks make each pair of ranks one call of libtorch's kernel.
+//! A `SequencePart` (`crates/sharding`) describes the tokens of a rank. A `ContextPart`, which a model's body gets from
+//! its path, selects them and computes attention to the tokens of all ranks. `crates/torch/cpp/context_attention.cpp`
+//! attends to the keys of one rank after the other and merges the results by their sums of exponentials. Under a causal
+//! mask each rank has an early and a late chunk, so that each pair of ranks takes one call of libtorch's kernel.
 //!
-//! All collectives have the true adjoint, so the gradient is the average over the ranks that have other tokens, and
-//! no further factor is needed. Sequence regions are a scope of the thread (`TensorRegion::in_sequence_region`),
-//! which layers query: their edges gather and scatter instead of summing, and whole parameters get the sum of their
-//! gradients.
+//! The backward of each collective is its exact adjoint, so that the gradient is the average over the ranks, which have
+//! different tokens, without a further factor. A sequence region is a scope of the thread
+//! (`TensorRegion::in_sequence_region`) that layers query: at its edges they gather and scatter instead of summing, and
+//! whole parameters get the sum of their gradients.
 
 use brigade_sharding::{ContextMethod, SequencePart};
 use brigade_torch::regions::{
@@ -19,23 +19,23 @@ use tch::{Device, Kind, Tensor};
 
 use crate::tensor_parallel::with_own_random_numbers;
 
-/// Ranks that divide each sequence, and the method by which their attention gets the keys of the others. Passed to
-/// [`ModelBuilder::context_parallel`](crate::ModelBuilder::context_parallel).
+/// Options of context parallelism: the ranks that divide each sequence, and the method by which attention gets the keys
+/// of the other ranks. Passed to [`ModelBuilder::context_parallel`](crate::ModelBuilder::context_parallel).
 #[derive(Debug, Clone)]
 pub struct ContextParallel {
-    /// Group of the ranks that divide each sequence, or `None` for a single rank.
+    /// Process group of the ranks that divide each sequence. `None` for a single rank.
     pub group: Option<ProcessGroup>,
     /// Method by which attention gets the keys and values of the other ranks.
     pub method: ContextMethod,
 }
 
-/// Ranks that divide each sequence, as returned by [`ParamPath::context`](crate::ParamPath::context) for a module.
+/// The ranks that divide each sequence, as a module gets them from [`ParamPath::context`](crate::ParamPath::context).
 ///
 /// A module gets whole sequences of ids, masks and labels, the same on all ranks of the group. It selects its part of
-/// them, computes layers that process each token independently, and calls [`ContextPart::attention`] in place of
-/// attention. Its loss is a sum over its tokens, which [`ContextPart::sum`] adds up over the ranks; or its outputs are
-/// gathered. All collectives have the gradient of the mean of the ranks' losses, so that parameters get the mean of the
-/// ranks' gradients, as in data parallelism.
+/// them, computes layers that treat each token separately, and calls [`ContextPart::attention`] instead of attention.
+/// Its loss is a sum over its tokens, which [`ContextPart::sum`] adds up over the ranks; or its outputs are gathered.
+/// The gradients are those of the mean of the ranks' losses, so that averaging over the ranks gives the gradients of
+/// parameters, as in data parallelism.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, ParamPath};
@@ -63,20 +63,20 @@ pub struct ContextRegion {
 }
 
 impl ContextRegion {
-    /// Returns the region of ranks that have parts of each sequence.
+    /// Returns the region of the ranks that divide each sequence.
     #[must_use]
     pub fn new(context: &ContextParallel) -> Self {
         let group = context.group.clone().filter(|group| group.size() > 1);
         Self { group, method: context.method }
     }
 
-    /// Returns the ranks that have parts of each sequence; `None` where there is one.
+    /// Returns the process group of the ranks that divide each sequence. `None` for a single rank.
     #[must_use]
     pub fn group(&self) -> Option<&ProcessGroup> {
         self.group.as_ref()
     }
 
-    /// Returns how attention gets the keys and values of the other ranks.
+    /// Returns the method by which attention gets the keys and values of the other ranks.
     #[must_use]
     pub fn method(&self) -> ContextMethod {
         self.method
@@ -97,8 +97,8 @@ impl ContextRegion {
         }
     }
 
-    /// Runs `f` with random numbers that differ from rank to rank and are the same in each run with the same seed: for
-    /// dropout of parts of a sequence. Numbers drawn outside of `f` remain equal on all ranks.
+    /// Runs `f` with random numbers that differ between ranks and are the same in each run with the same seed, for
+    /// dropout of parts of a sequence. Numbers that are drawn outside of `f` stay equal on all ranks.
     ///
     /// # Errors
     /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
@@ -111,8 +111,8 @@ impl ContextRegion {
     }
 }
 
-/// A rank's part of sequences of one length, from [`ContextRegion::part`]. If no group divides sequences, it is the
-/// whole sequence, and nothing is sent.
+/// A rank's part of sequences of one length, from [`ContextRegion::part`]. Without a group the part is the whole
+/// sequence, and nothing is sent.
 #[derive(Debug, Clone)]
 pub struct ContextPart {
     group: Option<ProcessGroup>,
@@ -121,25 +121,27 @@ pub struct ContextPart {
 }
 
 impl ContextPart {
-    /// Returns whether other ranks have other tokens.
+    /// Returns `true` if the sequence is divided over several ranks.
     #[must_use]
     pub fn is_divided(&self) -> bool {
         self.group.is_some()
     }
 
-    /// Returns which tokens this rank has.
+    /// Returns the positions of this rank's tokens.
     #[must_use]
     pub fn tokens(&self) -> SequencePart {
         self.part
     }
 
-    /// Returns whether attention here has the tokens of all ranks, of some heads, so that it takes whole masks (Ulysses).
+    /// Returns `true` if attention on this rank covers the tokens of all ranks for some of the heads, so that it takes
+    /// masks of the whole sequence (Ulysses).
     #[must_use]
     pub fn attends_by_heads(&self) -> bool {
         self.is_divided() && self.method == ContextMethod::Ulysses
     }
 
-    /// Returns this rank's part, along `dim`, of values that are equal on all ranks; zeros at tokens that pad the sequence.
+    /// Returns this rank's part, along `dim`, of a tensor that is equal on all ranks, with zeros for tokens that pad
+    /// the sequence.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] for a dimension of another length.
@@ -176,10 +178,10 @@ impl ContextPart {
         Ok(Tensor::f_cat(&pieces.collect::<Result<Vec<_>>>()?, dim)?)
     }
 
-    /// Returns the places, `[own tokens]` of int64, of this rank's tokens in the padded sequence.
+    /// Returns the positions, `[own tokens]` of int64, of this rank's tokens in the padded sequence.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
+    /// [`brigade_torch::ErrorKind::Tensor`] if memory runs out.
     pub fn places(&self, device: Device) -> Result<Tensor> {
         let form = (Kind::Int64, device);
         let ranges = self.part.ranges().into_iter();
@@ -192,7 +194,7 @@ impl ContextPart {
     /// Returns the values of all ranks' tokens along `dim`, in the order of the sequence and without padding, on every rank.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
     /// runs out.
     pub fn gather(&self, own: &Tensor, dim: i64) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own.shallow_clone()) };
@@ -200,7 +202,7 @@ impl ContextPart {
         Ok(whole.f_narrow(dim, 0, self.part.length().cast_signed())?)
     }
 
-    /// Returns the sum of what the ranks have, equal on all of them: of the losses of their tokens.
+    /// Returns the sum over the ranks, equal on all of them, for example of the losses of their tokens.
     ///
     /// # Errors
     /// Returns the same errors as [`ContextPart::gather`].
@@ -214,18 +216,18 @@ impl ContextPart {
     }
 
     /// Computes [`brigade_torch::attention`] of this rank's queries `[batch, heads, own tokens, head size]` to the keys
-    /// and values of all ranks' tokens. This rank passes those of its own tokens: `[batch, heads or a divisor, own
-    /// tokens, head size]`. Returns the outputs for its own tokens.
+    /// and values of all ranks' tokens. This rank passes the keys and values of its own tokens: `[batch, heads or a
+    /// divisor, own tokens, head size]`. Returns the outputs for its own tokens.
     ///
-    /// A mask has the rows of the own tokens and the columns of the padded sequence, `[batch or 1, 1, own tokens,
-    /// padded length]`; if [attention has all tokens](Self::attends_by_heads), it has the rows of the padded sequence.
-    /// Without a mask, `causal` hides later tokens, and otherwise every token attends to all, including padding, which
-    /// a mask has to hide.
+    /// A mask has one row for each of this rank's tokens and one column for each token of the padded sequence, `[batch
+    /// or 1, 1, own tokens, padded length]`; under [Ulysses](Self::attends_by_heads) one row for each token of the
+    /// padded sequence. Without a mask, `causal` hides later tokens; without `causal` every token attends to all
+    /// tokens, including padding, so pass a mask if there is padding.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number of heads that is not divisible by Ulysses' ranks, for
-    /// a mask or dropout in a ring, and for a mask beside `causal`; those of [`ContextPart::gather`] and of
-    /// [`brigade_torch::attention`].
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number of heads that is not divisible by the number of ranks
+    /// (Ulysses), for a mask or dropout with a ring, and for a mask together with `causal`. Also returns the errors of
+    /// [`ContextPart::gather`] and of [`brigade_torch::attention`].
     pub fn attention(
         &self,
         queries: &Tensor,

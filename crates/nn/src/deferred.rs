@@ -1,4 +1,4 @@
-//! Models whose parameters have no memory yet.
+//! Deferred models: models whose parameters have no memory yet.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::error::ModelError;
 use crate::tensor_parallel::{part_reads, taken};
 
-/// Function that sets the initial values of a tensor, all of them.
+/// Sets the initial values of a tensor, all of them.
 pub(crate) type FirstValues = Box<dyn FnOnce(&mut Tensor) -> Result<(), TchError> + Send>;
 
 /// Initial values that are still to be drawn.
@@ -27,7 +27,7 @@ pub(crate) struct Draw {
     first_values: FirstValues,
 }
 
-/// Initial values of the parameters of a [deferred](crate::Model::deferred) model. Returned by
+/// Sources of the values of a [deferred](crate::Model::deferred) model's parameters. Created by
 /// [`crate::Model::take_deferred_values`].
 pub struct DeferredValues {
     /// Draws in the order in which the constructor requested them.
@@ -46,14 +46,14 @@ pub(crate) struct FileValues {
     pub(crate) part: Option<TensorPart>,
 }
 
-/// The values of one tensor of a deferred model.
+/// Source of the values of one tensor of a deferred model.
 #[derive(Debug)]
 pub enum DeferredValue<'a> {
-    /// Initial value drawn at random: float32, on the CPU, of the parameter's shape. The receiving function may keep or
-    /// change it.
+    /// Random initial values: a float32 tensor on the CPU, of the parameter's shape. The function that gets it may keep
+    /// or change it.
     Drawn(Tensor),
-    /// Tensor of a weights file, of the parameter's shape. If the ranks of a tensor group divide the parameter, it is
-    /// the whole parameter's tensor, with this rank's part.
+    /// Tensor of a weights file, of the parameter's shape. If the parameter is divided over the ranks of a tensor
+    /// group, the tensor is that of the whole parameter, and the second field is this rank's part.
     File(TensorReader<'a>, Option<TensorPart>),
 }
 
@@ -85,15 +85,15 @@ impl DeferredValues {
         self.read.get_mut(&tensor)?.take()
     }
 
-    /// Passes each tensor's values to a function, one tensor at a time: first those that are drawn, in the order in
-    /// which an undeferred model draws them, then those of files. Values are drawn from the state that libtorch's CPU
-    /// generator had when the constructor had returned. If the generator is still in that state, it advances as with an
-    /// undeferred model; otherwise its present state is restored afterwards. Nothing is drawn if all values come from
-    /// files.
+    /// Calls a function with each tensor's values, one tensor at a time: first those that are drawn at random, in the
+    /// order in which an undeferred model draws them, then those of files. Values are drawn from the state that
+    /// libtorch's CPU generator had when the constructor returned. If the generator is still in that state, it
+    /// advances, as with an undeferred model; otherwise its present state is restored afterwards. Nothing is drawn if
+    /// all values come from files.
     ///
     /// # Errors
-    /// Returns the first error of `set`; [`brigade_torch::ErrorKind::Tensor`] when memory for one whole tensor runs
-    /// out.
+    /// Returns the first error of `set`; [`brigade_torch::ErrorKind::Tensor`] if there is not enough memory for a whole
+    /// tensor.
     pub fn for_each(
         self,
         mut set: impl FnMut(TensorId, DeferredValue<'_>) -> Result<()>,
@@ -241,7 +241,7 @@ impl Draw {
     }
 }
 
-/// Computes initial values in float32 on the CPU: one seed gives the same model on every device and in every type.
+/// Initial values, as float32 on the CPU: one seed gives one model on every device and in every kind.
 pub(crate) fn filled(shape: &[i64], first_values: FirstValues) -> Result<Tensor, TchError> {
     let mut values = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?;
     first_values(&mut values)?;

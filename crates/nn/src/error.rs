@@ -7,7 +7,8 @@ use tch::{TchError, Tensor};
 
 use crate::LoadReport;
 
-/// Error of building, changing, saving or loading a model, or of its forward: the detail of an [`Error`].
+/// Reason why a model could not be built, changed, saved or loaded, or why its forward failed: the detail of an
+/// [`Error`].
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, ModelError};
@@ -20,7 +21,7 @@ use crate::LoadReport;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The model's constructor requested impossible things, all of which are listed.
+    /// The model's constructor made invalid requests, all of which are listed.
     #[error("the model cannot be built: {}", problems.join("; "))]
     Build {
         /// List of problems, one line each, with the full name of the parameter or layer.
@@ -54,7 +55,7 @@ pub enum ModelError {
         known: Vec<String>,
     },
 
-    /// Groups do not contain every parameter exactly once.
+    /// The groups do not contain every parameter exactly once.
     #[error(
         "parameter `{parameter}` is in {}; every parameter belongs to exactly one group",
         if groups.is_empty() { "no group".to_owned() } else { format!("the groups {}", groups.join(", ")) }
@@ -66,7 +67,7 @@ pub enum ModelError {
         groups: Vec<String>,
     },
 
-    /// A TorchScript file cannot be a model.
+    /// A TorchScript file could not be loaded as a model.
     #[error("{} cannot be read as TorchScript: {source}", path.display())]
     Script {
         /// Path of the TorchScript file.
@@ -84,7 +85,7 @@ pub enum ModelError {
         found: &'static str,
     },
 
-    /// An operation needs the parameters' values of a deferred model that has none yet.
+    /// An operation needs the values of parameters, but the model is deferred and has no values yet.
     #[error(
         "{action} needs the parameters' values, and the model has none yet, since it was built by `Model::deferred`: \
          first give it to `Accelerator::prepare`, or call `materialize`"
@@ -105,14 +106,14 @@ pub enum ModelError {
         action: String,
     },
 
-    /// The type cannot be that of parameters.
+    /// The requested kind is not possible for parameters.
     #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
     NotFloatingPoint {
         /// Kind that was requested.
         kind: tch::Kind,
     },
 
-    /// A strict load met a state dictionary that does not match the model. Nothing was changed.
+    /// The names or shapes of a state dictionary do not match the model. Nothing was changed.
     #[error("the weights do not fit the model, and nothing was changed: {0}")]
     Mismatch(Box<LoadReport>),
 
@@ -127,7 +128,7 @@ pub enum ModelError {
         reason: String,
     },
 
-    /// A layer got an input of an unsupported shape.
+    /// The shape of a layer's input is invalid.
     #[error("{layer}: {expected}, found an input of {input:?}")]
     Input {
         /// Full name of the layer.
@@ -138,7 +139,7 @@ pub enum ModelError {
         input: Vec<i64>,
     },
 
-    /// An embedding has no row for an id, as of a token beyond the vocabulary.
+    /// An embedding has no row for an id, for example because a token is not in the vocabulary.
     #[error(
         "{layer}: id {id} at {position:?} is beyond its table, which has the ids 0 to {} (of tokens, vocab_size \
          is {rows}); take the tokenizer that belongs to the model, or a model of a larger vocabulary",
@@ -155,14 +156,14 @@ pub enum ModelError {
         rows: i64,
     },
 
-    /// A forward panicked, for example in an operator of tch without `f_`.
+    /// The forward panicked. tch's operators without the prefix `f_` panic on errors.
     #[error("the forward panicked: {message}")]
     Panicked {
         /// Message of the panic. For an operator of libtorch it contains libtorch's reason.
         message: String,
     },
 
-    /// A state dictionary has two tensors of one name.
+    /// Two tensors of a state dictionary have the same name.
     #[error("the state dictionary already holds `{name}`")]
     DuplicateName {
         /// Name of the duplicate tensor.

@@ -62,7 +62,7 @@ impl fmt::Debug for Hooks {
     }
 }
 
-/// Forward hook of [`Model::forward_hook`](crate::Model::forward_hook). It is removed when this value is dropped.
+/// Handle of a forward hook of [`Model::forward_hook`](crate::Model::forward_hook). Dropping it removes the hook.
 #[must_use = "the hook is removed where this is dropped"]
 pub struct ForwardHook {
     id: u64,

@@ -1,12 +1,12 @@
-//! Initial values of parameters: PyTorch's defaults, with equal values for a seed.
+//! Initial values of parameters: PyTorch's defaults, with the same numbers for a seed.
 
 use tch::{TchError, Tensor};
 
 /// Initial values of a parameter.
 ///
-/// Values are drawn from libtorch's CPU generator as 32-bit floats and converted afterwards, so one seed
-/// (`tch::manual_seed`) gives the same model on every device and in every type. For layers built in the same order it
-/// is the model that PyTorch draws from that seed.
+/// Values are drawn from libtorch's CPU generator as 32-bit floats and converted afterwards, so that a seed
+/// (`tch::manual_seed`) gives the same model on every device and in every kind. If layers are built in the same order,
+/// it is the model that PyTorch initialises with that seed.
 ///
 /// ```
 /// use brigade_nn::{Init, Model, ParamPath};
@@ -23,7 +23,7 @@ pub enum Init {
     Zeros,
     /// All ones: the weight of a normalisation.
     Ones,
-    /// All the same value.
+    /// The same value for all elements.
     Constant(f64),
     /// Uniform in `[low, high)`.
     Uniform {
@@ -32,22 +32,22 @@ pub enum Init {
         /// Upper bound of the values.
         high: f64,
     },
-    /// Normal distribution with this mean and standard deviation. Embeddings take mean 0 and deviation 1.
+    /// Normal distribution with this mean and standard deviation. Embeddings have mean 0 and standard deviation 1.
     Normal {
         /// Mean of the distribution.
         mean: f64,
         /// Standard deviation of the distribution.
         std: f64,
     },
-    /// `kaiming_uniform_(a = √5)`, PyTorch's default for the weights of linear and convolution
-    /// layers: uniform in `[-b, b)` with `b = √3 · √(2 / (1 + a²)) / √fan_in = 1/√fan_in`. For a
-    /// weight of shape `[out, in, k…]` the fan-in is `in · k…`; one dimension is its own fan-in.
+    /// `kaiming_uniform_(a = √5)`, PyTorch's default for the weights of linear and convolution layers: uniform in `[-b,
+    /// b)` with `b = √3 · √(2 / (1 + a²)) / √fan_in = 1/√fan_in`. For a weight of shape `[out, in, k…]` the fan-in is
+    /// `in · k…`; for a tensor of one dimension it is the size of that dimension.
     KaimingUniform,
 }
 
 impl Init {
-    /// Returns the initial values of the bias beside a weight of this fan-in: uniform in `[-1/√fan_in, 1/√fan_in)`, or
-    /// 0 for fan-in 0.
+    /// Returns the initial values of a bias for a weight of this fan-in: uniform in `[-1/√fan_in, 1/√fan_in)`, or 0 for
+    /// fan-in 0.
     ///
     /// ```
     /// use brigade_nn::Init;

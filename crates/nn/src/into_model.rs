@@ -1,4 +1,4 @@
-//! Conversion to models from built models and constructors.
+//! Conversion into a model: of a model, or of a constructor.
 
 use brigade_torch::Result;
 
@@ -24,7 +24,8 @@ use crate::{Model, ParamPath};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// The parameter of a closure needs a type: Rust infers it only for functions that accept nothing but closures.
+/// The type of a closure's parameter must be written, because Rust infers it only for functions whose argument is
+/// bounded by a closure trait.
 pub trait IntoModel {
     /// Type of the model's module.
     type Module;

@@ -1,4 +1,4 @@
-//! Data that a layer has of its model: its name, for errors, the forward hooks of its output, and the loader of its
+//! Context of a layer within its model: its name for errors, the forward hooks of its output, and the location of its
 //! weights.
 
 use brigade_torch::{Error, Result, TorchError};

@@ -5,8 +5,8 @@ use brigade_torch::Result;
 use crate::Model;
 use crate::model::is_under;
 
-/// A module that divides its layers for transfer learning: into groups from the input to the output, each of which can
-/// be frozen, and have a learning rate, as a whole (fastai's `splitter`).
+/// Division of a module's layers into groups for transfer learning, from the input to the output. The layers of a group
+/// are frozen together and have one learning rate (fastai's `splitter`).
 ///
 /// ```
 /// use brigade_nn::{LayerGroups, Linear, Model, ParamPath};
@@ -30,8 +30,8 @@ use crate::model::is_under;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait LayerGroups {
-    /// Returns the full names of the modules, or parameters, of each group. Every parameter has to be below one of them
-    /// in exactly one group; modules may have no parameters.
+    /// Returns the full names of the modules, or parameters, of each group. Every parameter is below one of them in
+    /// exactly one group; modules may have no parameters.
     fn layer_groups(&self) -> Vec<Vec<String>>;
 }
 
@@ -63,13 +63,12 @@ impl<M: LayerGroups> Model<M> {
 }
 
 impl<M> Model<M> {
-    /// Returns the names of the parameters of normalisations, in the model's order: those of
-    /// [`crate::BatchNorm1d`], [`crate::BatchNorm2d`] and [`crate::LayerNorm`]. They are what fastai keeps
-    /// trainable in frozen groups (`train_bn`) and spares weight decay.
+    /// Returns the names of the parameters of normalisations, in the model's order: those of [`crate::BatchNorm1d`],
+    /// [`crate::BatchNorm2d`] and [`crate::LayerNorm`]. fastai keeps them trainable in frozen groups (`train_bn`) and
+    /// exempts them from weight decay.
     ///
-    /// Of tensors that something else made ([`crate::ParamPath::adopt_parameter`], TorchScript, `tch::nn`)
-    /// the layer is unknown; a `weight` of one dimension with a `bias` of the same shape beside it is taken
-    /// for a normalisation's.
+    /// For adopted tensors ([`crate::ParamPath::adopt_parameter`], TorchScript, `tch::nn`) the layer is unknown: a
+    /// `weight` of one dimension with a `bias` of the same shape in its module is assumed to belong to a normalisation.
     ///
     /// ```
     /// use brigade_nn::{LayerNorm, Linear, Model, ParamPath};

@@ -1,4 +1,4 @@
-//! Weights of a layer that are in memory during its forward.
+//! Loading of a layer's weights into memory for its forward.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,9 @@ use tch::Tensor;
 
 use crate::placed::Placed;
 
-/// Loads the weights of a layer into memory for its forward if a device map has them elsewhere
-/// ([`crate::Model::dispatch`]). Created by [`crate::ParamPath::layer_weights`]. For other models, and for layers in a
-/// [`crate::Unit`], whose weights are loaded with the unit's, [`run`](Self::run) is a plain call. Clones share the same
-/// state.
+/// Loads the weights of a layer into memory for its forward if a device map keeps them elsewhere
+/// ([`crate::Model::dispatch`]). Has no effect for other models, nor for layers in a [`crate::Unit`], whose weights are
+/// loaded with those of the unit. Created by [`crate::ParamPath::layer_weights`]. Clones share their state.
 ///
 /// ```
 /// use brigade_nn::{Init, LayerWeights, Model, Module, ParamPath};

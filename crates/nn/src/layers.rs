@@ -1,4 +1,4 @@
-//! Layers with PyTorch's formulas, names and first values.
+//! Layers with PyTorch's formulas, names and initial values.
 
 mod activation;
 mod batch_norm;

@@ -1,8 +1,8 @@
 //! Parameters, layers and models under PyTorch's names, and their weights files.
 //!
-//! A constructor takes a [`ParamPath`] and registers what it needs under the names that PyTorch would
-//! give; [`Model::new`] runs it and holds the parameters. Values, first values (for a seed) and
-//! names agree with PyTorch's, so weights go both ways: [`weights`] reads and writes safetensors,
+//! A constructor takes a [`ParamPath`] and registers its parameters and buffers under the names that PyTorch would give
+//! them; [`Model::new`] runs the constructor and owns the parameters. Results, initial values (for a seed) and names
+//! are those of PyTorch, so that weights can be exchanged in both directions: [`weights`] reads and writes safetensors,
 //! and reads the state dictionaries of `torch.save` without executing anything.
 //!
 //! ```
@@ -40,7 +40,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Architectures that others have described are in `brigade-models`.
+//! Published architectures are in `brigade-models`.
 
 mod context_parallel;
 mod deferred;

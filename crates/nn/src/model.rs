@@ -41,7 +41,8 @@ use crate::{
     PipelineStages, TensorParallel, Training, Unit,
 };
 
-/// A module `M` with all its parameters and buffers: for optimizers, averaging over ranks, and saving.
+/// A model: a module `M` with its registered parameters and buffers, which are optimized, averaged over the ranks, and
+/// saved.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model};
@@ -106,7 +107,7 @@ pub struct ModelBuilder {
 }
 
 impl Model<()> {
-    /// Returns a builder, for a model that is not in 32-bit floats on the CPU.
+    /// Returns a builder with options of the model, such as its device and kind.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -142,8 +143,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Leaves parameters at 0 instead of drawing initial values, which takes seconds for a large model and is useless
-    /// if weights are read next.
+    /// Sets parameters to 0 instead of drawing initial values, which takes seconds for a large model and is unnecessary
+    /// if weights are loaded next.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -160,7 +161,7 @@ impl ModelBuilder {
         self
     }
 
-    /// Creates parameters with shapes but without memory, see [`Model::deferred`].
+    /// Creates parameters that have shapes but no memory; see [`Model::deferred`].
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -177,8 +178,9 @@ impl ModelBuilder {
         self
     }
 
-    /// Divides the layers that the plan names over the ranks of a group: each rank gets its part of their weights, and
-    /// computes with it. Constructors, names, initial values and files are those of the undivided model.
+    /// Divides the layers that the plan contains over the ranks of a group (tensor parallelism): each rank has a part
+    /// of their weights, and computes with it. Constructors, names, initial values and files are those of the undivided
+    /// model.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -201,8 +203,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Divides every sequence over the ranks of a group: each rank computes a part, and modules get the group by
-    /// [`ParamPath::context`].
+    /// Divides every sequence over the ranks of a group (context parallelism): each rank computes a part, and modules
+    /// get the group by [`ParamPath::context`].
     ///
     /// ```
     /// use brigade_nn::{ContextParallel, Model};
@@ -219,10 +221,10 @@ impl ModelBuilder {
         self
     }
 
-    /// Gives this rank only the parameters of its pipeline stages: those of the blocks of a row
-    /// ([`ParamPath::stages`]), for the first stage also those before the row, and for the last stage those after it.
-    /// Names, initial values and files are those of the whole model. A parameter that is tied between two stages is on
-    /// both.
+    /// Restricts the model to the parameters of this rank's pipeline stages: those of their blocks
+    /// ([`ParamPath::stages`]); for the first stage also the layers before the blocks, for the last stage also the
+    /// layers after them. Names, initial values and files are those of the whole model. A parameter that is tied
+    /// between two stages is on both.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, PipelineParallel, Relu, Sequential, StageCut};
@@ -241,9 +243,9 @@ impl ModelBuilder {
         self
     }
 
-    /// Divides the experts of each [`Experts`](crate::Experts) over the ranks of a group, in ranges of equal size:
-    /// tokens are sent to the ranks that have their experts. Constructors, names, initial values and files are those of
-    /// the model with all experts.
+    /// Divides the experts of each [`Experts`](crate::Experts) over the ranks of a group, in ranges of equal size
+    /// (expert parallelism): tokens are sent to the ranks that have their experts. Constructors, names, initial values
+    /// and files are those of the model with all experts.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -264,7 +266,7 @@ impl ModelBuilder {
         self
     }
 
-    /// Returns whether [`ModelBuilder::deferred`] was called.
+    /// Returns `true` if [`ModelBuilder::deferred`] was called.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.is_deferred
@@ -273,14 +275,14 @@ impl ModelBuilder {
     /// Builds the model: runs the constructor and creates its parameters.
     ///
     /// # Errors
-    /// [`crate::ModelError::Build`] with all invalid requests of the constructor: duplicate names, impossible shapes,
-    /// no memory. [`crate::ModelError::NotFloatingPoint`] for a type without gradients, [`crate::ModelError::Torch`] if
-    /// the device fails.
+    /// [`crate::ModelError::Build`] with all invalid requests of the constructor: names that are used twice, impossible
+    /// shapes, a lack of memory. [`crate::ModelError::NotFloatingPoint`] for a kind without gradients,
+    /// [`crate::ModelError::Torch`] if the device fails.
     pub fn build<M>(self, constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Model<M>> {
         if !is_floating_point(self.kind) {
             return Err(ModelError::NotFloatingPoint { kind: self.kind }.into());
         }
-        // Initial values use MKL's vector functions, and the setting is effective only before their first use.
+        // Initial values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
         // Parameters of other stages are not allocated.
         let is_deferred = self.is_deferred || self.pipeline.is_some();
@@ -368,7 +370,8 @@ impl ModelBuilder {
 }
 
 impl<M> Model<M> {
-    /// Builds a model by running the constructor, in float32 on the CPU. [`Model::builder`] has options.
+    /// Builds a model in 32-bit floats on the CPU: runs the constructor and creates its parameters. [`Model::builder`]
+    /// has options.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -383,14 +386,15 @@ impl<M> Model<M> {
         Model::builder().build(constructor)
     }
 
-    /// Builds a model whose parameters have no memory yet: they have names, shapes and types, and optimizers can be
-    /// built for them. [`brigade_train`'s `prepare`] allocates them, on each rank only its part, so that a model can be
+    /// Builds a model whose parameters have names, shapes and types but no memory; optimizers can be built for them.
+    /// [`brigade_train`'s `prepare`] allocates the parameters, on each rank its part of them, so that a model can be
     /// larger than the memory of a device (PyTorch's `torch.device("meta")` and `to_empty`). Buffers have memory.
     ///
-    /// Values are drawn then, one parameter at a time. They are those that [`Model::new`] draws for the same seed,
-    /// regardless of draws in between; or they are read from the file that [`Model::load_weights`] was called with.
-    /// Numbers that the constructor draws itself, outside of [`ParamPath::parameter_with`] and [`ParamPath::redraw`],
-    /// come before all others. [`ModelBuilder::deferred`] is the same with options.
+    /// At that time initial values are drawn, one parameter at a time. They are those that [`Model::new`] draws for the
+    /// same seed, whatever was drawn in between. Alternatively values are read from the file that
+    /// [`Model::load_weights`] was called with. Numbers that the constructor draws by itself, outside of
+    /// [`ParamPath::parameter_with`] and [`ParamPath::redraw`], are drawn before all others. For options use
+    /// [`ModelBuilder::deferred`].
     ///
     /// [`brigade_train`'s `prepare`]: https://docs.rs/brigade-train
     ///
@@ -428,10 +432,10 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// The module's: [`crate::ModelError::Layer`] and [`crate::ModelError::Input`] for an input that does not fit,
-    /// [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers,
-    /// [`brigade_torch::ErrorKind::Communication`] when a normalisation could not share its statistics.
-    /// [`crate::ModelError::Panicked`] with the text of a panic.
+    /// Returns the errors of the module: [`crate::ModelError::Layer`] and [`crate::ModelError::Input`] for an invalid
+    /// input, [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers,
+    /// [`brigade_torch::ErrorKind::Communication`] if a normalisation could not share its statistics.
+    /// [`crate::ModelError::Panicked`] with the message of a panic.
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
@@ -448,11 +452,11 @@ impl<M> Model<M> {
         }
     }
 
-    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training, the statistics of
-    /// all ranks of the group together, as if one process had the whole batch
+    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use the statistics of all ranks of
+    /// the group together in training, as if one process had the whole batch
     /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)). Batches
-    /// may be unequal. Evaluation, parameters, buffers and names do not change; with a group of one rank nothing does.
-    /// Returns the number of such layers.
+    /// may be unequal. Evaluation, parameters, buffers and names do not change; with a group of one rank nothing
+    /// changes. Returns the number of such layers.
     ///
     /// Forward and backward become collectives: every rank runs the same layers.
     pub fn convert_sync_batch_norm(&mut self, group: &ProcessGroup) -> usize {
@@ -485,12 +489,12 @@ impl<M> Model<M> {
         self.training.set(false);
     }
 
-    /// Holds (`true`) the layer of this name and all those below it in evaluation, also while the model trains, or lets
-    /// them follow the model again (`false`): PyTorch's `model.layer1.eval()` after every `model.train()`. In a frozen
-    /// body the normalisations then use their running statistics without changing them, and dropouts are inactive.
-    /// Returns the number of affected normalisations and dropouts.
+    /// Keeps (`true`) the layer of this name and all layers below it in evaluation mode, even while the model is in
+    /// training mode, or lets them follow the model again (`false`): like PyTorch's `model.layer1.eval()` after every
+    /// `model.train()`. The normalisations of a frozen body then use their running statistics without changing them,
+    /// and its dropouts are inactive. Returns the number of affected layers, counting only normalisations and dropouts.
     ///
-    /// With freezing alone ([`Model::requires_grad_under`]), statistics are still updated, as in PyTorch.
+    /// Freezing alone ([`Model::requires_grad_under`]) does not stop the update of running statistics, as in PyTorch.
     ///
     /// ```
     /// use brigade_nn::{BatchNorm2d, Linear, Model, ParamPath};
@@ -504,7 +508,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] if no such layer has this name.
+    /// [`crate::ModelError::NoSuchParameter`] if no layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let chosen = self.held.iter().filter(|(name, _)| is_below(prefix, name));
         let count = chosen.inspect(|(_, training)| training.hold(on)).count();
@@ -532,8 +536,8 @@ impl<M> Model<M> {
         parameters
     }
 
-    /// Returns the name of the parameter that is saved under a name: of tied ones the first, under which
-    /// [`Model::parameters`] has it. `None` for a buffer, and for a name that the model does not have.
+    /// Returns the name under which [`Model::parameters`] returns the parameter that is saved under `saved`: for a tied
+    /// parameter, the first of its names. `None` for a buffer, and for an unknown name.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -558,7 +562,8 @@ impl<M> Model<M> {
         }
     }
 
-    /// Returns the parameter or buffer of this name, the model's own tensor; under each of its names where it is tied.
+    /// Returns the parameter or buffer of this name, as a handle of the model's own tensor. A tied parameter is found
+    /// under each of its names.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -579,8 +584,8 @@ impl<M> Model<M> {
         self.named(|role| matches!(role, Role::Buffer { .. }))
     }
 
-    /// Sets whether a buffer belongs to state dictionaries and weights files (PyTorch's `persistent`), for TorchScript
-    /// files, which do not record it. PyTorch's `load_state_dict` is strict about names.
+    /// Sets whether a buffer is part of state dictionaries and weights files (PyTorch's `persistent`). For models from
+    /// TorchScript files, which do not record it; PyTorch's `load_state_dict` is strict about names.
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -593,7 +598,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchBuffer`].
+    /// [`crate::ModelError::NoSuchBuffer`] if there is no such buffer.
     pub fn set_persistent(&mut self, buffer: &str, persistent: bool) -> Result<()> {
         let is_buffer = |entry: &Entry| matches!(entry.role, Role::Buffer { .. });
         match self.entries.iter_mut().find(|entry| is_buffer(entry) && entry.name == buffer) {
@@ -614,7 +619,7 @@ impl<M> Model<M> {
         self.distinct().filter(|e| e.role == Role::Parameter).map(|e| e.tensor.numel()).sum()
     }
 
-    /// Freezes (`false`) or thaws (`true`) all parameters.
+    /// Freezes (`false`) or unfreezes (`true`) all parameters.
     ///
     /// # Errors
     /// [`crate::ModelError::Torch`] if libtorch fails.
@@ -627,8 +632,8 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Freezes (`false`) or thaws (`true`) the parameter of this name, or all those below it: `module1` selects
-    /// `module1.0.weight` but not `module10.weight`. Returns the number of parameters.
+    /// Freezes (`false`) or unfreezes (`true`) the parameter of this name, or all parameters below it: `module1`
+    /// matches `module1.0.weight` but not `module10.weight`. Returns their number.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};
@@ -641,7 +646,8 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] if there is none: a misspelled name must be an error, not a no-op.
+    /// [`crate::ModelError::NoSuchParameter`] if there is no such parameter, because a misspelled name would otherwise
+    /// have no effect.
     pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let count = self.requires_grad_where(|name| is_below(prefix, name), on)?;
         if count == 0 {
@@ -652,7 +658,8 @@ impl<M> Model<M> {
         Ok(count)
     }
 
-    /// Freezes (`false`) or thaws (`true`) the parameters whose names the function selects. Returns their number.
+    /// Freezes (`false`) or unfreezes (`true`) the parameters for whose names the function returns `true`. Returns
+    /// their number.
     ///
     /// ```
     /// use brigade_nn::{BatchNorm2d, Conv2d, Model, ParamPath};
@@ -689,7 +696,7 @@ impl<M> Model<M> {
     /// Sets every gradient that exists to 0.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] if libtorch fails.
     pub fn zero_grad(&mut self) -> Result<()> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
@@ -711,22 +718,22 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Moves parameters, their gradients and buffers to a device. Layers, optimizers and other holders of the tensors
-    /// see the change, as with PyTorch's `module.to(device)`.
+    /// Moves parameters, their gradients and buffers to a device. The tensors are moved in place, so that layers,
+    /// optimizers and other owners of handles use the moved ones, as with PyTorch's `module.to(device)`.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] if the device does not exist or has no memory left; tensors before the one that the
-    /// error names have been moved then.
+    /// [`crate::ModelError::Torch`] if the device does not exist or is out of memory. Tensors before the one in the
+    /// message have already been moved then.
     pub fn to_device(&mut self, device: Device) -> Result<()> {
         self.convert(Conversion::Device(device))?;
         self.device = device;
         Ok(())
     }
 
-    /// Converts parameters, their gradients and floating-point buffers to a type. Integer buffers keep theirs.
+    /// Converts parameters, their gradients and floating-point buffers to a kind. Integer buffers keep their kind.
     ///
     /// # Errors
-    /// [`crate::ModelError::NotFloatingPoint`]; [`crate::ModelError::Torch`], with the same conditions as for
+    /// [`crate::ModelError::NotFloatingPoint`] for a kind without gradients. Also returns the errors of
     /// [`Model::to_device`].
     pub fn to_kind(&mut self, kind: Kind) -> Result<()> {
         if !is_floating_point(kind) {
@@ -737,12 +744,12 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Converts parameters of four dimensions (the weights of convolutions), and their gradients, to the memory format
-    /// channels last (`torch.channels_last`). Values, shapes and files do not change; outputs of convolutions have the
-    /// same format.
+    /// Converts parameters of four dimensions (the weights of convolutions), and their gradients, to the channels-last
+    /// memory format (`torch.channels_last`). Values, shapes and files stay the same; the outputs of convolutions have
+    /// that format, too.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`], with the same conditions as for [`Model::to_device`].
+    /// Returns the same errors as [`Model::to_device`].
     pub fn to_channels_last(&mut self) -> Result<()> {
         self.convert(Conversion::ChannelsLast)
     }

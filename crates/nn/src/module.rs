@@ -1,11 +1,11 @@
-//! The module trait, for layers and models.
+//! The trait of modules: layers and models.
 
 use brigade_torch::Result;
 use tch::Tensor;
 
 /// A function of tensors with parameters.
 ///
-/// Implement it for the type of your forward's input. One type may implement it for several.
+/// Implement it for the type of input of your forward. A type may implement it for several types of input.
 ///
 /// ```
 /// use brigade_nn::{Linear, Module, ParamPath};
@@ -37,13 +37,13 @@ pub trait Module<Input> {
     /// Computes the output for an input.
     ///
     /// # Errors
-    /// If the shape of an input does not match a layer: the layer's name, the shape and libtorch's reason. For other
-    /// reasons a module returns [`brigade_torch::Error::custom`]; `?` converts the errors of tch's operators `f_…`.
-    /// Operators without `f_` panic, which [`crate::Model::forward`] converts to an error.
+    /// For an invalid input, the error contains the layer's name, the shape of its input and libtorch's message. Return
+    /// errors of your own as [`brigade_torch::Error::custom`]; `?` converts the errors of tch's operators `f_…`.
+    /// Operators without `f_` panic, which [`crate::Model::forward`] returns as an error.
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 
-/// A module from tensor to tensor that a [`crate::Sequential`] can contain.
+/// A module from tensor to tensor that can be an element of a [`crate::Sequential`].
 pub trait Layer: for<'a> Module<&'a Tensor, Output = Tensor> + Send {}
 
 impl<M> Layer for M where M: for<'a> Module<&'a Tensor, Output = Tensor> + Send {}

@@ -1,4 +1,4 @@
-//! Modules with a name of their own for forward hooks.
+//! Naming of a module's output, for forward hooks.
 
 use brigade_torch::Result;
 use tch::Tensor;

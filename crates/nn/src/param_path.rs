@@ -1,4 +1,4 @@
-//! Paths at which constructors register parameters and buffers, under PyTorch's names.
+//! Registration of parameters and buffers in a constructor, under PyTorch's names.
 
 mod divided;
 
@@ -23,10 +23,11 @@ use crate::{
     Training, Unit,
 };
 
-/// A path in the tree of names: `path / "module1" / 0` contains `module1.0.weight`.
+/// A path in the tree of parameter names: `path / "module1" / 0` contains `module1.0.weight`.
 ///
-/// A path lives only while [`crate::Model`] runs the constructor, so nothing can be registered later. Its methods do
-/// not fail: after an invalid request they return a placeholder tensor, and `Model::new` reports all errors at once.
+/// A path exists only while [`crate::Model`] runs the constructor, so that nothing can be registered later. Its methods
+/// do not fail: an invalid request is recorded and returns a substitute tensor, and `Model::new` reports all invalid
+/// requests together.
 ///
 /// ```
 /// use brigade_nn::{Init, Model, ParamPath};
@@ -69,28 +70,30 @@ impl<'a> ParamPath<'a> {
         path
     }
 
-    /// Returns the same path for whole parameters: below it every rank of a tensor group has each parameter whole,
-    /// regardless of the plan. For a layer that cannot be divided, such as the projection to fewer key heads than there
-    /// are ranks.
+    /// Returns this path with tensor parallelism turned off: below it every rank of a tensor group has each parameter
+    /// whole, whatever the plan contains. For a layer that cannot be divided, such as the projection to fewer key heads
+    /// than there are ranks.
     #[must_use]
     pub fn replicated(&self) -> Self {
         Self { is_replicated: true, ..self.clone() }
     }
 
-    /// Returns the number of ranks that divide layers, or 1 without tensor parallelism.
+    /// Returns the number of ranks of the tensor group, over which layers are divided. 1 without tensor parallelism.
     #[must_use]
     pub fn tensor_ranks(&self) -> usize {
         self.registry.borrow().tensor.as_ref().map_or(1, TensorParallel::ranks)
     }
 
-    /// Returns the ranks that divide layers, for the inputs and outputs of divided layers.
+    /// Returns the tensor region, through which values enter and leave layers that are divided over the ranks of a
+    /// tensor group.
     #[must_use]
     pub fn tensor_region(&self) -> TensorRegion {
         let registry = self.registry.borrow();
         registry.tensor.as_ref().map_or_else(TensorRegion::default, TensorRegion::of)
     }
 
-    /// Returns the ranks that divide each sequence, for a module whose forward selects this rank's part.
+    /// Returns the context region: the ranks that divide each sequence, for a module whose forward selects its part of
+    /// it.
     #[must_use]
     pub fn context(&self) -> ContextRegion {
         let mut registry = self.registry.borrow_mut();
@@ -121,8 +124,8 @@ impl<'a> ParamPath<'a> {
         &self.prefix
     }
 
-    /// Declares that the layer of this path can compute with its weight, a parameter of this path, after the weight is
-    /// quantised. The weight is `[out, in]`, or `[in, out]` if `is_transposed`.
+    /// Registers that the layer at this path can compute with its weight `[out, in]` (or `[in, out]` if
+    /// `is_transposed`) when it is quantised. The weight is a parameter of this path.
     #[must_use]
     pub fn quantizable(&self, weight: &str, is_transposed: bool) -> QuantizedSlot {
         let slot = QuantizedSlot::new(is_transposed);
@@ -132,14 +135,14 @@ impl<'a> ParamPath<'a> {
         slot
     }
 
-    /// Registers a trainable parameter. The layer keeps the returned tensor.
+    /// Registers a trainable parameter and returns its tensor, which the layer keeps.
     pub fn parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         self.parameter_with(name, shape, move |values| init.fill(values))
     }
 
-    /// Registers a trainable parameter whose initial values a function sets. The function gets a float32 tensor of this
-    /// shape on the CPU, sets all of it, and draws only from libtorch's CPU generator. It runs at once, or for a
-    /// [deferred](crate::Model::deferred) model when the parameter is allocated.
+    /// Registers a trainable parameter whose initial values are set by a function. The function gets a float32 tensor
+    /// of this shape on the CPU, sets all of its elements, and draws random numbers only from libtorch's CPU generator.
+    /// It runs immediately; for a [deferred](crate::Model::deferred) model, when the parameter is allocated.
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -215,9 +218,9 @@ impl<'a> ParamPath<'a> {
         tensor
     }
 
-    /// Sets the initial values of a parameter or buffer of this model again: for architectures that initialise weights
-    /// once all layers are registered. The function is as for [`ParamPath::parameter_with`]; it does not run if weights
-    /// are read next ([`crate::ModelBuilder::without_first_values`]).
+    /// Sets the initial values of a registered parameter or buffer again, for architectures that initialise their
+    /// weights after all layers are created. The function is like that of [`ParamPath::parameter_with`]; it does not
+    /// run with [`crate::ModelBuilder::without_first_values`].
     pub fn redraw(
         &self,
         tensor: &Tensor,
@@ -260,8 +263,8 @@ impl<'a> ParamPath<'a> {
         self.add(name, taken, Role::Parameter, None)
     }
 
-    /// Registers a tensor that is state but not trained, such as running statistics. It is saved with the model. Its
-    /// initial value is a copy of these values, converted to the model's type if they are floating-point.
+    /// Registers a buffer: a tensor that is not trained, such as running statistics, and is saved with the model. Its
+    /// initial values are a copy of `values`, converted to the model's kind if they are floating-point.
     pub fn buffer(&self, name: &str, values: &Tensor) -> Tensor {
         self.add_buffer(name, values, true)
     }
@@ -273,8 +276,8 @@ impl<'a> ParamPath<'a> {
 
     /// Registers a parameter a second time under another name, for tied weights.
     ///
-    /// The optimizer and the reducer treat it as one parameter, under its first name; a state dictionary has both
-    /// names, as in PyTorch.
+    /// Optimizer and reducer use it as one parameter, under its first name; a state dictionary contains both names, as
+    /// in PyTorch.
     ///
     /// ```
     /// use brigade_nn::{Embedding, Model, ParamPath};
@@ -315,9 +318,9 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// Registers an existing tensor as a parameter without copying it: the model trains this tensor. The name may
-    /// contain dots. A frozen tensor (`requires_grad` off) stays frozen; a tensor that is a parameter already gets a
-    /// further name, as with [`ParamPath::tie`].
+    /// Registers an existing tensor as a parameter, without a copy: the model trains this tensor. The name may contain
+    /// dots. A frozen tensor (`requires_grad` off) stays frozen; a tensor that is a parameter already gets another
+    /// name, as with [`ParamPath::tie`].
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -336,14 +339,14 @@ impl<'a> ParamPath<'a> {
         self.adopt(name, tensor, role);
     }
 
-    /// Registers an existing tensor as a saved buffer without copying it. The name may contain dots.
+    /// Registers an existing tensor as a buffer that is saved, without a copy. The name may contain dots.
     pub fn adopt_buffer(&self, name: &str, tensor: &Tensor) {
         self.adopt(name, tensor, Role::Buffer { persistent: true });
     }
 
-    /// Registers all variables of a `tch::nn::VarStore` under their names below this path: trainable ones, frozen or
-    /// not, as parameters, the others (running statistics) as buffers. For modules that contain layers of `tch::nn` and
-    /// implement [`crate::Module`] themselves; for `nn::ModuleT` use [`crate::Model::from_var_store`].
+    /// Registers all variables of a `tch::nn::VarStore` under their names below this path, without a copy: trainable
+    /// ones, frozen or not, as parameters, the others (running statistics) as buffers. For modules that contain layers
+    /// of `tch::nn` and implement [`crate::Module`] themselves. For `nn::ModuleT` use [`crate::Model::from_var_store`].
     ///
     /// ```
     /// use brigade_nn::{Model, Module, ParamPath};
@@ -379,7 +382,8 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// Returns the switch between training and evaluation, for layers that behave differently in each.
+    /// Returns the training mode of the layer at this path, for layers that behave differently in training and
+    /// evaluation.
     #[must_use]
     pub fn training(&self) -> Training {
         let mut registry = self.registry.borrow_mut();
@@ -388,9 +392,9 @@ impl<'a> ParamPath<'a> {
         training
     }
 
-    /// Creates a unit of all that is registered below this path: a part of a model that is gathered as a whole if the
-    /// model is sharded. The module at this path runs its forward in [`Unit::run`]. Units may be nested. The whole
-    /// model always is a unit, so a unit of the empty path is a plain call.
+    /// Creates a unit of all parameters that are registered below this path: a part of the model that is gathered as a
+    /// whole if the model is sharded. The module at this path must run its forward in [`Unit::run`]. Units may be
+    /// nested. The whole model is always a unit, so that a unit of the empty path has no effect.
     #[must_use]
     pub fn unit(&self) -> Unit {
         if self.prefix.is_empty() {
@@ -405,9 +409,9 @@ impl<'a> ParamPath<'a> {
         unit
     }
 
-    /// Declares a row of blocks at which a pipeline can cut the model: `steps` are the blocks' names below this path,
-    /// in the order in which the forward runs them, by calling [`Stages::run`]. Parameters that were registered before
-    /// those of the first block belong to the first stage, and those after the last block to the last.
+    /// Registers a sequence of blocks at which a pipeline can cut the model: `steps` are the names of the blocks below
+    /// this path, in the order in which the forward runs them with [`Stages::run`]. Parameters that were registered
+    /// before those of the first block belong to the first stage, and those after the last block to the last stage.
     #[must_use]
     pub fn stages(&self, steps: impl IntoIterator<Item = impl Display>) -> Stages {
         let blocks: Vec<String> =
@@ -435,9 +439,9 @@ impl<'a> ParamPath<'a> {
         LayerContext { name: self.prefix.clone(), hooks, weights: self.layer_weights() }
     }
 
-    /// Returns the loader of the parameters at this path for the forward of a layer, which is needed if a device map
-    /// has them elsewhere and the layer is in no [unit](ParamPath::unit). The layers of this crate call it themselves;
-    /// it is for custom layers that should be loaded by themselves, such as a large head.
+    /// Returns a handle that loads the parameters at this path into memory for the forward of a layer, if a device map
+    /// keeps them elsewhere and the layer is not in a [unit](ParamPath::unit). The layers of this crate call it
+    /// themselves. Call it in user-defined layers whose weights are to be moved separately, such as a large head.
     #[must_use]
     pub fn layer_weights(&self) -> LayerWeights {
         let weights = LayerWeights::default();
@@ -451,7 +455,7 @@ impl<'a> ParamPath<'a> {
         self.layer()
     }
 
-    /// Records an invalid request of the caller; `Model::new` then fails and lists it.
+    /// Records an invalid request of the caller. `Model::new` then fails and lists it.
     pub fn reject(&self, problem: impl Display) {
         let problem = format!("{}: {problem}", shown(&self.prefix));
         self.registry.borrow_mut().problems.push(problem);

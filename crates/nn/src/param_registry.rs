@@ -23,7 +23,7 @@ use crate::unit::Unit;
 #[derive(Debug)]
 pub(crate) struct ParamRegistry {
     pub(crate) kind: Kind,
-    /// `true` if parameters get initial values, `false` if they are 0.
+    /// Parameters get initial values; otherwise they are 0.
     pub(crate) drawn: bool,
     /// Draws of a deferred model's values, in their order.
     pub(crate) draws: Option<Vec<Draw>>,

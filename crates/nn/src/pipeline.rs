@@ -1,12 +1,12 @@
-//! Division of models into pipeline stages.
+//! Pipeline parallelism: models that are cut into stages.
 //!
-//! A model is cut at a row of blocks (`Stages`). `Model::builder().pipeline` builds a deferred model and keeps the
-//! entries of this rank's stages (`model/stages.rs`), by the order of registration. Those of other stages are
-//! registered without memory, since layers request them and loads need their names; drawing their values still takes
-//! numbers from the generator.
+//! A model is cut at a sequence of blocks (`Stages`). `Model::builder().pipeline` builds a deferred model and keeps the
+//! entries of this rank's stages (`model/stages.rs`), by the order of registration. Those of other stages stay without
+//! memory, because layers need their tensors and loads their names; drawing their values still takes numbers from the
+//! generator.
 //!
-//! In a stage, the row begins with a received activation and ends with an error that is not a failure; the output is in
-//! the state of the row. Therefore constructors and forwards do not depend on pipelines.
+//! In a stage, the sequence begins with a received activation and ends with a special error, which is not a failure;
+//! the output is in the state of the sequence. So constructors and forwards do not depend on pipelines.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,16 +17,17 @@ use brigade_torch::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tch::Tensor;
 
-/// Rule by which a row of blocks is cut into stages.
+/// Rule by which a sequence of blocks is cut into pipeline stages.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub enum StageCut {
-    /// Even division: the numbers of blocks differ by at most one, and the first stages have more.
+    /// Even division: the numbers of blocks differ by at most one, where the first stages have more.
     #[default]
     Even,
     /// Division by cost: minimises the time of the slowest stage, for these times of the blocks, in any unit.
     Costs(Vec<f64>),
-    /// Division before the blocks of these full names, the first block of each stage but the first: `transformer.h.6`.
+    /// Division before the blocks of these full names, such as `transformer.h.6`: the first block of each stage but the
+    /// first stage.
     At(Vec<String>),
 }
 
@@ -65,7 +66,7 @@ impl StageCut {
     }
 }
 
-/// Stages of a pipeline, and this rank's among them. Passed to
+/// Options of pipeline parallelism: the stages, and the rank of each. Passed to
 /// [`ModelBuilder::pipeline`](crate::ModelBuilder::pipeline).
 #[derive(Debug, Clone)]
 pub struct PipelineParallel {
@@ -85,9 +86,10 @@ impl PipelineParallel {
     }
 }
 
-/// A row of blocks at which a pipeline cuts a model into stages. Made by [`crate::ParamPath::stages`] in a constructor;
-/// the forward runs the row in [`Stages::run`], which runs all blocks if the model is not cut. Computations after the
-/// row belong to the last stage; those before it, outside of `first`, run on every stage. Clones share the same row.
+/// A sequence of blocks at which a pipeline cuts a model into stages. Created by [`crate::ParamPath::stages`] in a
+/// constructor. The forward runs the blocks with [`Stages::run`], which runs all of them if the model is not cut.
+/// Computations of the module after the blocks belong to the last stage; those before the blocks, outside of `first`,
+/// run in every stage. Clones are handles of the same sequence.
 ///
 /// ```
 /// use brigade_nn::{Embedding, Linear, Model, Module, ParamPath, Stages};
@@ -132,12 +134,12 @@ enum Place {
     /// All blocks of the row.
     #[default]
     Whole,
-    /// This rank does not have all stages, and none of them is running.
+    /// The model is cut, and no stage is running.
     Cut { own: Vec<usize>, stages: usize },
     /// A stage is running.
     Running { blocks: Range<usize>, input: Option<Tensor>, is_last: bool, is_split: bool },
-    /// A stage has run its blocks. `output` is its output if the layers after the row belong to another stage, or run
-    /// separately.
+    /// A stage has run its blocks. Its output is stored if the layers after the blocks belong to another stage or have
+    /// a graph of their own.
     Ended { output: Option<Tensor>, behind: Option<Tensor> },
 }
 
@@ -146,15 +148,16 @@ impl Stages {
         Self { blocks, place: Arc::default() }
     }
 
-    /// Runs the row: the blocks one after the other, each with its index and the output of the one before. `first`
-    /// computes the input of the first block, such as the embeddings of tokens.
+    /// Runs the blocks one after the other, each with its index and the output of the preceding one. `first` computes
+    /// the input of the first block, such as the embeddings of tokens.
     ///
-    /// In a stage of a pipeline it runs only the stage's blocks. On all stages except the last it returns an error that
-    /// marks the end of the stage for the executor, and that the caller has to pass on.
+    /// In a stage of a pipeline it runs only the stage's blocks. On all stages but the last it returns an error by
+    /// which the executor detects the end of the stage; the caller must return that error.
     ///
     /// # Errors
-    /// Returns the errors of `first` and `block`; the end of a stage; [`brigade_torch::ErrorKind::InvalidArgument`] for
-    /// a second call in one stage, and for a model that is cut and runs outside of a pipeline's executor.
+    /// Returns the errors of `first` and `block`, and the special error at the end of a stage;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a second call in one stage, and for a model that is cut and
+    /// runs outside of a pipeline's executor.
     pub fn run(
         &self,
         first: impl FnOnce() -> Result<Tensor>,
@@ -168,8 +171,8 @@ impl Stages {
         })
     }
 
-    /// Runs the row as [`Stages::run`] does, with a function that runs several blocks one after the other: all of them,
-    /// or those of a stage. For a row that computes something around its blocks.
+    /// Runs the blocks like [`Stages::run`], with a function that runs a range of blocks: all of them, or those of a
+    /// stage. For modules that compute something around a range of blocks.
     ///
     /// # Errors
     /// Returns the same errors as [`Stages::run`].
@@ -220,7 +223,7 @@ impl Stages {
         Err(Error::new(ErrorKind::Model, StageEnded))
     }
 
-    /// Returns `true` if the row belongs to a stage of a pipeline, and other ranks may have other blocks of it.
+    /// Returns `true` if the model is cut into stages of a pipeline, so that other ranks may have other blocks.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         !matches!(*self.place.lock(), Place::Whole)
@@ -232,7 +235,7 @@ impl Stages {
         self.blocks
     }
 
-    /// Returns `true` if the row has no blocks.
+    /// Returns `true` if there are no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks == 0
@@ -270,18 +273,19 @@ pub enum StageOutput<T> {
     Hidden(Tensor),
     /// Value that the last stage's closure returned.
     Value(T),
-    /// Value that the last stage's closure returned, with a graph that ends at the row ([`PipelineStages::run_split`]).
+    /// Value that the last stage's closure returned, in a graph that begins after the blocks
+    /// ([`PipelineStages::run_split`]).
     Split {
         /// Value that the closure returned.
         value: T,
-        /// Output of the row.
+        /// Output of the last block.
         output: Tensor,
-        /// Input of the closure: a leaf, whose gradient is that of the output.
+        /// Leaf that the layers after the blocks get as input. Its gradient is that of the output.
         leaf: Tensor,
     },
 }
 
-/// Parameter that several stages have, such as an embedding that is tied to the head.
+/// A parameter that several stages have, such as an embedding whose weight is tied to the head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedParameter {
     /// First of the parameter's names.
@@ -376,42 +380,42 @@ impl PipelineStages {
         &self.pipeline.stage_ranks
     }
 
-    /// Returns the rank, within the pipeline, that has this part of the model.
+    /// Returns the rank of this process within the pipeline.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.pipeline.rank
     }
 
-    /// Returns the range of blocks of each stage, by their indices in the row.
+    /// Returns the range of blocks of each stage, by their indices.
     #[must_use]
     pub fn blocks(&self) -> &[Range<usize>] {
         &self.blocks
     }
 
-    /// Returns the parameters that several ranks have, alike on all of them.
+    /// Returns the parameters that several ranks have. The list is the same on all ranks.
     #[must_use]
     pub fn shared(&self) -> &[SharedParameter] {
         &self.shared
     }
 
-    /// Returns the names of the parameters of a stage: the first name of each.
+    /// Returns the names of the parameters of a stage: for tied parameters, the first name.
     #[must_use]
     pub fn parameters_of(&self, stage: usize) -> &[String] {
         self.names.get(stage).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the names of the whole model's state dictionary, those of other ranks' stages included, in its order.
+    /// Returns the names of the whole model's state dictionary, including other ranks' stages, in order.
     #[must_use]
     pub fn saved_names(&self) -> &[String] {
         &self.saved
     }
 
-    /// Runs a stage of this rank: `forward` with only the stage's blocks of the row. `input` is the output of the stage
-    /// before, or `None` for the first one.
+    /// Runs a stage of this rank: calls `forward`, in which only the stage's blocks run. `input` is the output of the
+    /// preceding stage, or `None` for the first stage.
     ///
     /// # Errors
-    /// Returns the errors of `forward`; [`brigade_torch::ErrorKind::InvalidArgument`] for a stage of another rank, an
-    /// input that is missing or superfluous, and for a closure that does not run the row.
+    /// Returns the errors of `forward`; [`brigade_torch::ErrorKind::InvalidArgument`] for a stage of another rank, a
+    /// missing input, an input for the first stage, and for a closure that does not run the blocks.
     pub fn run<T>(
         &self,
         stage: usize,
@@ -421,8 +425,8 @@ impl PipelineStages {
         self.run_as(stage, input, false, forward)
     }
 
-    /// Runs a stage as [`PipelineStages::run`] does, and gives the layers after the row of the last stage a separate
-    /// graph, so that their backward can run once while the backward of the blocks runs in two parts.
+    /// Runs a stage like [`PipelineStages::run`], but the layers after the blocks of the last stage get a graph of
+    /// their own, so that their backward runs only once if the backward of the blocks runs in two parts.
     ///
     /// # Errors
     /// Returns the same errors as [`PipelineStages::run`].

@@ -1,4 +1,4 @@
-//! Device of a unit or layer, and its weights that are loaded on use.
+//! The device of a unit or layer, and the loading and unloading of its weights.
 
 use std::sync::Arc;
 

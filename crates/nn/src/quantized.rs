@@ -10,11 +10,11 @@ use brigade_torch::QuantizedWeight;
 use parking_lot::Mutex;
 use tch::Kind;
 
-/// Storage format of the weights of a model's linear layers for inference.
+/// Settings of the weights of a model's linear layers for inference: the format, and the layers to which it applies.
 ///
-/// Embeddings, norms, biases and heads stay as they are; heads are layers called `lm_head`, `embed_out`, `head`,
+/// Embeddings, norms, biases and heads stay as they are; heads are layers named `lm_head`, `embed_out`, `head`,
 /// `score`, `classifier`, `qa_outputs`, `decoder` or below `cls`. [`Weights::also`] and [`Weights::skip`] change the
-/// selection. In a pattern `*` matches any characters; the pattern is compared with the layer's whole name, such as
+/// choice. In a pattern `*` stands for any characters; it is compared with the layer's whole name, such as
 /// `model.layers.0.mlp.up_proj`.
 ///
 /// ```
@@ -41,13 +41,13 @@ impl Weights {
         Self { kind: Some(kind), ..Self::default() }
     }
 
-    /// Selects weights of 8 bits with a scale for each output feature: 8 bits per weight and 16 bits per row.
+    /// Returns the format of 8-bit integers with a scale for each output feature: 8 bits per weight and 16 per row.
     pub fn int8() -> Self {
         Self::quantized(QuantizedFormat::Int8)
     }
 
-    /// Selects weights of 4 bits with a scale and a zero for each `group` of input features: 32, 64 or 128 for
-    /// libtorch's kernels, which take 5.0, 4.5 or 4.25 bits per weight.
+    /// Returns the format of 4-bit integers with a scale and a zero point for each `group` of input features.
+    /// libtorch's kernels support groups of 32, 64 or 128: 5.0, 4.5 or 4.25 bits per weight.
     pub fn int4(group: usize) -> Self {
         Self::quantized(QuantizedFormat::Int4 { group })
     }
@@ -62,44 +62,44 @@ impl Weights {
         Self { format: Some(format), ..Self::default() }
     }
 
-    /// Selects ranges with the least squared error instead of those of the largest values, see
+    /// Chooses the ranges with the least squared error instead of those of the largest values; see
     /// [`PackedWeight::quantize`](brigade_checkpoint::PackedWeight::quantize).
     pub fn calibrated(mut self) -> Self {
         self.is_calibrated = true;
         self
     }
 
-    /// Quantises also the layers that match a pattern, such as `lm_head`.
+    /// Also quantises the layers that match a pattern, such as `lm_head`.
     pub fn also(mut self, pattern: impl Into<String>) -> Self {
         self.also.push(pattern.into());
         self
     }
 
-    /// Excludes the layers that match a pattern. Excluding patterns take precedence.
+    /// Excludes the layers that match a pattern. Takes precedence over [`Weights::also`].
     pub fn skip(mut self, pattern: impl Into<String>) -> Self {
         self.skipped.push(pattern.into());
         self
     }
 
-    /// Returns the format; `None` where weights stay floating-point numbers.
+    /// Returns the quantised format, or `None` if weights stay floating-point numbers.
     #[must_use]
     pub fn format(&self) -> Option<QuantizedFormat> {
         self.format
     }
 
-    /// Returns the kind that [`Weights::float`] was given.
+    /// Returns the kind that was passed to [`Weights::float`].
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         self.kind
     }
 
-    /// Returns whether ranges are calibrated.
+    /// Returns `true` if ranges are chosen by the least squared error ([`Weights::calibrated`]).
     #[must_use]
     pub fn is_calibrated(&self) -> bool {
         self.is_calibrated
     }
 
-    /// Returns whether the weight of a linear layer of this name is quantised.
+    /// Returns `true` if the weight of a linear layer of this name is to be quantised.
     #[must_use]
     pub fn chooses(&self, layer: &str) -> bool {
         let has = |patterns: &[String]| patterns.iter().any(|it| matches_pattern(it, layer));
@@ -153,13 +153,13 @@ impl QuantizedSlot {
         Self { is_transposed, ..Self::default() }
     }
 
-    /// Returns the weight `[out, in]`, where it is quantised.
+    /// Returns the quantised weight `[out, in]`, or `None` if it is not quantised.
     #[must_use]
     pub fn get(&self) -> Option<QuantizedWeight> {
         self.weight.lock().as_ref().map(QuantizedWeight::shallow_clone)
     }
 
-    /// Returns whether the weight is quantised.
+    /// Returns `true` if the weight is quantised.
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.weight.lock().is_some()
@@ -189,7 +189,7 @@ pub struct QuantizeReport {
     pub bytes: usize,
     /// Number of values of the quantised weights.
     pub values: usize,
-    /// Reasons for which products dequantise a weight first, with the number of affected layers.
+    /// Reasons why products dequantise the weight first, with the number of layers for each reason.
     pub dequantized: Vec<(String, usize)>,
 }
 

@@ -12,8 +12,8 @@ use crate::Module;
 /// A layer that keeps only its input and computes its activations again in the backward: gradient checkpointing.
 /// [`brigade_torch::recomputed`] documents the guarantees, and takes parts with several inputs.
 ///
-/// It has no parameters of its own, and does not change the layer's names. A failure when the part is computed again is
-/// an error of the backward.
+/// It has no parameters of its own, and the layer's names stay as they are. A failure of the second computation is an
+/// error of the backward.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, ParamPath, Recompute, Relu, Sequential};

@@ -12,8 +12,8 @@ use crate::error::ModelError;
 use crate::param_path::is_floating_point;
 use crate::{Model, Module, ParamPath, Training};
 
-/// A module that was saved in Python with `torch.jit.script` or `torch.jit.trace`: the module of a
-/// [`Model::from_torchscript`]. `O` is the type of its output. Defaults to a tensor.
+/// A module that was saved by Python's `torch.jit.script` or `torch.jit.trace`, loaded by [`Model::from_torchscript`].
+/// `O` is the type of its output. Defaults to a tensor.
 pub struct TorchScript<O = Tensor> {
     script: Script,
     training: Training,
@@ -21,17 +21,18 @@ pub struct TorchScript<O = Tensor> {
 }
 
 impl<O> Model<TorchScript<O>> {
-    /// Reads a TorchScript file (`torch.jit.script(module).save(path)`, or of `torch.jit.trace`) as a model:
-    /// parameters and buffers under Python's names, to be trained, saved as safetensors and loaded in
-    /// PyTorch by `load_state_dict`. Names that share a parameter share it here.
+    /// Reads a TorchScript file (`torch.jit.script(module).save(path)`, or of `torch.jit.trace`) as a model. Parameters
+    /// and buffers have Python's names; the model can be trained, saved as safetensors, and loaded in PyTorch by
+    /// `load_state_dict`. Names that share a parameter in Python share it here.
     ///
-    /// The forward takes tensors by position, or by their names in the Python function ([`TorchScriptInputs`]). `O` is
-    /// the type of its result ([`TorchScriptOutput`]): a tensor, tuples, lists, dictionaries, or any [`ScriptValue`].
+    /// The forward takes tensors by position, or by the names of the Python function's arguments
+    /// ([`TorchScriptInputs`]). `O` is the type of its output ([`TorchScriptOutput`]): a tensor, tuples, lists,
+    /// dictionaries, or any [`ScriptValue`].
     ///
     /// `train` and `eval` set Python's attribute `training`. A traced module has recorded one of the two modes and does
     /// not change: trace it in training mode to train it with dropout. A file does not contain which buffers had
-    /// `persistent=False`: see [`Model::set_persistent`]. Operations run one by one, with the bits of PyTorch without
-    /// TorchScript.
+    /// `persistent=False`: see [`Model::set_persistent`]. Operations run one by one, with the same bits as in PyTorch
+    /// without TorchScript.
     ///
     /// A file is a program: load only files from sources that you trust.
     ///
@@ -62,7 +63,7 @@ impl<O> Model<TorchScript<O>> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::Script`] when the file cannot be read or is not TorchScript, and for a module without the
+    /// [`crate::ModelError::Script`] if the file cannot be read or is not TorchScript, and for a module without the
     /// attribute `training` (`torch.jit.freeze`), which has no parameters either.
     pub fn from_torchscript(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -111,7 +112,7 @@ impl<O> fmt::Debug for TorchScript<O> {
 /// Inputs of a TorchScript forward: a tensor, a tuple or a slice of tensors by position, or an array of names and
 /// tensors.
 pub trait TorchScriptInputs {
-    /// Returns the tensors, and the names of the last of them.
+    /// Returns the tensors, and the names of those that are passed by name, which come last.
     fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
     where
         Self: 'a;
@@ -166,10 +167,10 @@ inputs!(a: &Tensor, b: &Tensor, c: &Tensor, d: &Tensor);
 /// Outputs of a TorchScript forward: a tensor, tuples of up to four, `Vec`s, `Option`s, maps from `String`, or the
 /// [`ScriptValue`] itself.
 pub trait TorchScriptOutput: Sized {
-    /// Converts a value to the output type.
+    /// Converts a value that the module returned.
     ///
     /// # Errors
-    /// Returns a description of the expected type, for a message.
+    /// Returns a description of the expected type, for an error message.
     fn from_value(value: ScriptValue) -> Result<Self, &'static str>;
 }
 

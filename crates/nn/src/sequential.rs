@@ -8,8 +8,8 @@ use tch::Tensor;
 use crate::module::Layer;
 use crate::{Module, Stages};
 
-/// Layers in sequence, from tensor to tensor. As in PyTorch, their names are their indices, `path / 0`, `path / 1`, …;
-/// layers without parameters count.
+/// A sequence of layers from tensor to tensor. As in PyTorch, layers are named by their index: `path / 0`, `path / 1`,
+/// …, where layers without parameters count.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
@@ -33,7 +33,7 @@ impl Sequential {
         Self::default()
     }
 
-    /// Appends a layer.
+    /// Adds a layer at the end.
     #[must_use]
     #[expect(clippy::should_implement_trait, reason = "tch's name; `+` would read as arithmetic")]
     pub fn add(mut self, layer: impl Layer + 'static) -> Self {
@@ -41,7 +41,7 @@ impl Sequential {
         self
     }
 
-    /// Appends a function of operators. For a function that calls layers, implement [`Module`].
+    /// Adds a function of tensor operators at the end. For a function that calls layers, implement [`Module`] instead.
     ///
     /// ```
     /// use brigade_nn::Sequential;
@@ -53,8 +53,8 @@ impl Sequential {
         self.add(Function(function))
     }
 
-    /// Declares the layers as the row of blocks at which a pipeline can cut the model: [`crate::ParamPath::stages`] of
-    /// their names, one for each layer.
+    /// Lets a pipeline cut the model between these layers. `stages` is the result of [`crate::ParamPath::stages`] for
+    /// the names of the layers, one for each layer.
     #[must_use]
     pub fn in_stages(self, stages: Stages) -> Self {
         Self { stages: Some(stages), ..self }

@@ -1,4 +1,4 @@
-//! Statistics that a model's batch norms share between ranks.
+//! Statistics that batch norms share between ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

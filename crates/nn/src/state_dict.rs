@@ -1,4 +1,4 @@
-//! State dictionaries: tensors by name in order, and the report of comparing them with a model.
+//! State dictionaries, and the report of comparing one with a model.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use crate::error::ModelError;
 
-/// The tensors of a model by name, in order. A name appears once.
+/// A state dictionary: the tensors of a model by name, in order. Names are unique.
 ///
 /// ```
 /// use brigade_nn::StateDict;
@@ -40,8 +40,8 @@ impl StateDict {
         Self { key, ..Self::default() }
     }
 
-    /// Returns the key of the dictionary in the `.pth` file that it was read from, with dots between the keys of nested
-    /// dictionaries. Empty if it was the whole file, and without a file.
+    /// Returns the key of the dictionary in the `.pth` file from which it was read, with dots between the keys of
+    /// nested dictionaries. Empty if it was the whole content of the file, or was not read from a file.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
@@ -78,7 +78,7 @@ impl StateDict {
         self.entries.is_empty()
     }
 
-    /// Returns the names and tensors in order.
+    /// Returns an iterator over names and tensors, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
@@ -91,7 +91,7 @@ impl StateDict {
     /// Returns a state dictionary with copies of the tensors: a snapshot that training does not change.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when there is no memory for the copies.
+    /// [`crate::ModelError::Torch`] if memory runs out for the copies.
     pub fn deep_clone(&self) -> Result<Self, Error> {
         let copy = |(name, tensor): (&String, &Tensor)| {
             let mut copied = tensor.f_empty_like()?;
@@ -104,8 +104,8 @@ impl StateDict {
         Ok(Self { entries, key: self.key.clone() })
     }
 
-    /// Removes `prefix` from every name if all names have it and are longer than it; otherwise returns the dictionary
-    /// unchanged. Loading removes the prefixes of PyTorch's wrappers without this call.
+    /// Removes `prefix` from all names if every name begins with it and is longer; otherwise returns the dictionary
+    /// unchanged. The prefixes of PyTorch's wrappers are removed by loading.
     #[must_use]
     pub fn strip_prefix(self, prefix: &str) -> Self {
         let longer = |name: &str| name.len() > prefix.len() && name.starts_with(prefix);
@@ -126,7 +126,7 @@ impl IntoIterator for StateDict {
     }
 }
 
-/// Comparison of a state dictionary with a model: tensors that fit, and names that do not.
+/// Comparison of a state dictionary with a model: the number of tensors that match, and the names that do not.
 ///
 /// ```
 /// use brigade_nn::LoadReport;
@@ -137,7 +137,7 @@ impl IntoIterator for StateDict {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Number of names of the model that have found their values.
+    /// Number of names of the model that have values in the dictionary.
     pub loaded: usize,
     /// Names of the model that the dictionary lacks.
     pub missing: Vec<String>,
@@ -145,12 +145,12 @@ pub struct LoadReport {
     pub unexpected: Vec<String>,
     /// Names that both have, with different shapes.
     pub mismatched: Vec<ShapeMismatch>,
-    /// The key of the dictionary in its file ([`StateDict::key`]).
+    /// Key of the dictionary in its file ([`StateDict::key`]).
     pub key: String,
     /// Prefix that was removed from the dictionary's names, such as `module.`. Empty if none was removed.
     pub prefix: String,
-    /// Names of the dictionary that do not begin with `prefix`, such as those of a loss, if the others match the whole
-    /// model. They were left out.
+    /// Names of the dictionary that do not begin with `prefix`, such as those of a loss, and were ignored because the
+    /// whole model matches the other names.
     pub outside: Vec<String>,
 }
 
@@ -221,8 +221,8 @@ impl fmt::Display for LoadReport {
 }
 
 impl ShapeMismatch {
-    /// Returns an explanation of the rows that the weights have in addition to the model's, if their number may be
-    /// padding of a vocabulary: Megatron-LM pads it to a multiple of 128 for each tensor rank.
+    /// Returns an explanation if the weights have more rows than the model and their number suggests a padded
+    /// vocabulary: Megatron-LM pads it to a multiple of 128 for each tensor rank. `None` otherwise.
     ///
     /// ```
     /// use brigade_nn::ShapeMismatch;

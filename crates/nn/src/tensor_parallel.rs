@@ -1,10 +1,11 @@
-//! Layers that the ranks of a group compute together, each with a part of their weights (tensor parallelism).
+//! Tensor parallelism: the ranks of a group compute layers together, each with a part of the weights.
 //!
-//! A `TensorPlan` (`crates/sharding/src/tensor_plan.rs`) names weights. A `TensorPart` is this rank's part of one of
-//! them: a range of each block along one dimension. `ParamPath::divided_parameter` returns a layer's part, drawn as a
-//! part of the whole. The entries of the model record the part, so loads take whole tensors. `Linear`, `Embedding`,
-//! `Conv1D`, attention and the language head (`crates/models/src/transformer/`) compute with parts; the collectives
-//! with gradients are in `brigade_torch::regions`.
+//! A `TensorPlan` (`crates/sharding/src/tensor_plan.rs`) contains patterns of weights. A `TensorPart` is this rank's
+//! part of one of them: a range of each block along one dimension. `ParamPath::divided_parameter` returns a layer's
+//! part, whose initial values are a part of the whole parameter's. The model's registry records the part, so that whole
+//! tensors can be loaded. `Linear`, `Embedding`, `Conv1D`, attention and the language head
+//! (`crates/models/src/transformer/`) compute with parts; the collectives with gradients are in
+//! `brigade_torch::regions`.
 
 use std::cell::Cell;
 
@@ -19,12 +20,12 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 
-/// Ranks that divide a model's layers, and the weights that they divide. Passed to
-/// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
+/// Options of tensor parallelism: the ranks over which layers are divided, and the plan of the weights that are
+/// divided. Passed to [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
 #[derive(Debug, Clone)]
 pub struct TensorParallel {
-    /// Group of the ranks that divide the layers, or `None` for a single rank: nothing is divided then, but the plan is
-    /// checked.
+    /// Process group of the ranks that have a part of each divided layer. `None` for a single rank: nothing is divided
+    /// then, but the plan is checked.
     pub group: Option<ProcessGroup>,
     /// Patterns of the weights that the ranks divide.
     pub plan: TensorPlan,
@@ -38,9 +39,9 @@ impl TensorParallel {
     }
 }
 
-/// Architectures with a plan of the weights that the ranks of a tensor group divide.
+/// Architectures that have a plan for tensor parallelism.
 pub trait TensorParallelPlan {
-    /// Returns the plan, whose patterns match at any position of the module in a model.
+    /// Returns the plan. Its patterns match wherever the module is in a model.
     fn tensor_plan() -> TensorPlan;
 }
 
@@ -52,12 +53,12 @@ pub struct Divided {
     pub style: TensorStyle,
     /// Part of the parameter that this rank has.
     pub part: TensorPart,
-    /// Communication at the inputs and outputs of divided layers.
+    /// Tensor region through which values enter and leave the divided layers.
     pub region: TensorRegion,
 }
 
 impl Divided {
-    /// Returns this rank's part of a vocabulary, for a parameter that is divided by the vocabulary.
+    /// Returns this rank's part of the vocabulary, for a parameter that is divided along it.
     #[must_use]
     pub fn vocabulary(&self) -> VocabularyPart {
         let range = self.part.ranges().into_iter().next().unwrap_or_default();
@@ -69,8 +70,8 @@ impl Divided {
     }
 }
 
-/// Inputs and outputs of divided layers: values that are equal on all ranks of a tensor group enter layers of which
-/// each rank has a part, and the layers' outputs are combined again ([`brigade_torch::regions`]).
+/// The edges of divided layers: the collectives by which values that are equal on all ranks of a tensor group enter
+/// layers of which each rank has a part, and by which outputs leave them ([`brigade_torch::regions`]).
 ///
 /// ```
 /// use brigade_nn::TensorRegion;
@@ -109,7 +110,7 @@ impl Drop for SequenceScope {
 }
 
 impl TensorRegion {
-    /// Returns the region of layers that the ranks of a group divide.
+    /// Returns the region of layers that are divided over the ranks of a group.
     #[must_use]
     pub fn new(group: ProcessGroup) -> Self {
         Self { group: Some(group).filter(|group| group.size() > 1), has_sequence_regions: false }
@@ -127,21 +128,21 @@ impl TensorRegion {
         self.group.as_ref().filter(|_| self.has_sequence_regions && IN_SEQUENCE_REGION.get())
     }
 
-    /// Returns `true` if each rank computes a part of the sequence between divided layers.
+    /// Returns `true` if each rank computes a part of the sequence between divided layers (sequence parallelism).
     #[must_use]
     pub fn has_sequence_regions(&self) -> bool {
         self.has_sequence_regions && self.group.is_some()
     }
 
-    /// Computes a sequence of layers on hidden states `[.., sequence, hidden size]`. Input and output are equal on all
-    /// ranks. If the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets and returns
-    /// this rank's part of the sequence: divided layers gather the sequence before their product and scatter the sum
-    /// after it, and other layers of this crate compute the part, with the sum of the ranks' gradients for their
-    /// parameters. Otherwise it is a plain call.
+    /// Runs a sequence of layers whose input and output are hidden states `[.., sequence, hidden size]` that are equal
+    /// on all ranks. If the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets this
+    /// rank's part of the sequence and returns its part: divided layers gather the sequence before their product and
+    /// scatter the sum after it, and other layers of this crate compute the part, with the sum of the ranks' gradients
+    /// for their parameters. Otherwise it only calls `f`.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a sequence length that is not divisible by the number of
-    /// ranks; those of `f`, and of [`gather_from_region`].
+    /// ranks. Also returns the errors of `f` and of [`gather_from_region`].
     pub fn over_sequence(
         &self,
         hidden: Tensor,
@@ -164,8 +165,8 @@ impl TensorRegion {
         gather_from_region(group, &part, -2)
     }
 
-    /// Runs layers of a sequence region: in [`TensorRegion::over_sequence`], and when they are computed again in
-    /// backward.
+    /// Runs layers as part of a sequence region. Used by [`TensorRegion::over_sequence`], and if layers are computed
+    /// again in backward.
     ///
     /// # Errors
     /// Returns the errors of `f`.
@@ -174,8 +175,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Runs layers within a sequence region that every rank computes in the same way on the [whole
-    /// sequence](TensorRegion::whole_sequence).
+    /// Runs layers that every rank computes in the same way on the [whole sequence](TensorRegion::whole_sequence),
+    /// within a sequence region.
     ///
     /// # Errors
     /// Returns the errors of `f`.
@@ -184,8 +185,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Returns a parameter that every rank has whole, for a layer of a sequence region: the gradient is the sum over
-    /// the ranks, which have different tokens. Outside of a sequence region it returns the parameter itself.
+    /// Returns a parameter that every rank has whole, for use in a layer of a sequence region: its gradient is summed
+    /// over the ranks, which have different tokens. Outside of a sequence region returns the parameter itself.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].
@@ -207,8 +208,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that every rank has computed in the
-    /// same way.
+    /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that is equal on all ranks.
     ///
     /// # Errors
     /// Returns the errors of [`scatter_to_region`].
@@ -219,7 +219,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns values that every rank has whole. In backward, the ranks' gradients are summed.
+    /// Returns values that are equal on all ranks, and sums their gradients over the ranks in backward.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].
@@ -230,14 +230,15 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the ranks that divide layers, or `None` for a single rank.
+    /// Returns the process group over which layers are divided. `None` for a single rank.
     #[must_use]
     pub fn group(&self) -> Option<&ProcessGroup> {
         self.group.as_ref()
     }
 
-    /// Returns an input for divided layers, whose gradient is the sum over the ranks. The input is equal on all ranks;
-    /// in a sequence region, the parts of all ranks are concatenated along the dimension before the last.
+    /// Returns an input for divided layers, whose gradient is summed over the ranks. Outside of a sequence region
+    /// `input` is equal on all ranks; within one, the parts of all ranks are concatenated along the dimension before
+    /// the last.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`] and [`gather_from_sequence_region`].
@@ -248,7 +249,8 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the sum of all ranks' outputs, equal on all ranks; in a sequence region, this rank's part of it.
+    /// Returns the sum of all ranks' outputs, which is equal on all of them; in a sequence region returns this rank's
+    /// part of the sum.
     ///
     /// # Errors
     /// Returns the errors of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
@@ -262,8 +264,9 @@ impl TensorRegion {
         }
     }
 
-    /// Concatenates the outputs of all ranks along the last dimension, with the same result on all ranks, for outputs
-    /// that are divided like `part`'s dimension. Their sizes may differ by one, as those of a vocabulary may.
+    /// Returns the outputs of all ranks, concatenated along the last dimension and equal on all of them, for outputs
+    /// that are divided like `part`'s dimension. The sizes of the ranks' outputs may differ by one, as those of a
+    /// vocabulary may.
     ///
     /// # Errors
     /// Returns the errors of [`gather_from_region`].
@@ -289,7 +292,7 @@ impl TensorRegion {
     /// Gathers a whole parameter on every rank from the parts of all ranks. Every rank has to call it.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] if a peer is lost; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
     /// runs out.
     pub fn whole(&self, own: &Tensor, part: &TensorPart) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own.detach()) };
@@ -321,8 +324,9 @@ impl TensorRegion {
         Ok(whole)
     }
 
-    /// Runs `f` with random numbers that differ from rank to rank and are the same in each run with the same seed: for
-    /// dropout of values that are divided over the ranks. Numbers drawn outside of `f` remain equal on all ranks.
+    /// Runs `f` with random numbers that differ between ranks and are the same in each run with the same seed, for
+    /// dropout of values that are divided over the ranks. Numbers that are drawn outside of `f` stay equal on all
+    /// ranks.
     ///
     /// # Errors
     /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
@@ -361,9 +365,9 @@ pub(crate) fn with_own_random_numbers<T>(
 /// Odd number with bits all over, so that the seeds of ranks are far apart.
 const RANK_STRIDE: i64 = 0x5851_f42d_4c95_7f2d;
 
-/// Returns the reads of a tensor of open weights into a parameter of which this rank of a tensor group has a part, or
-/// into `rows` of that part: several reads if the part consists of several blocks. Without a part, the tensor or its
-/// rows are read whole.
+/// Returns the reads of a tensor of open weights files into this rank's part of a parameter, or into `rows` of that
+/// part. There are several reads if the part consists of several blocks. Without a part the whole tensor, or its
+/// `rows`, are read.
 ///
 /// # Errors
 /// [`brigade_torch::ErrorKind::Tensor`] if libtorch cannot create views of `into`.
@@ -388,7 +392,7 @@ pub fn part_reads<'w>(
     reads.collect()
 }
 
-/// Returns a copy of the part of a whole parameter's values that a rank of a tensor group has.
+/// Returns a copy of a rank's part of the values of a whole parameter.
 ///
 /// ```
 /// use brigade_nn::take_part;

@@ -1,11 +1,10 @@
-//! Training mode of a model, and of its layers.
+//! Training mode of a model and of its layers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Training mode of a layer: training or evaluation. It follows the model ([`crate::Model::train`],
-/// [`crate::Model::eval`]), unless the layer is held in evaluation ([`crate::Model::hold_in_eval`]). Clones share the
-/// switch.
+/// Training mode of a layer. It follows the model ([`crate::Model::train`], [`crate::Model::eval`]), unless the layer
+/// is kept in evaluation ([`crate::Model::hold_in_eval`]). Clones share their state.
 #[derive(Debug, Clone)]
 pub struct Training {
     model: Arc<AtomicBool>,
@@ -22,8 +21,8 @@ impl Training {
         Self { model: Arc::clone(&self.model), held: Arc::default() }
     }
 
-    /// Returns `true` if the layer is in training mode: between `train()` (and at the start) and `eval()`, unless the
-    /// layer is held in evaluation.
+    /// Returns `true` if the layer is in training mode: from the start and after `train()`, until `eval()`, unless the
+    /// layer is kept in evaluation.
     #[must_use]
     pub fn is_on(&self) -> bool {
         // Relaxed: the flags order no other memory accesses, and only the model's owner sets them.

@@ -1,4 +1,4 @@
-//! Units: parts of a model whose parameters are gathered at the same time if the model is sharded.
+//! Units: parts of a model whose parameters are gathered together if the model is sharded.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,9 +10,10 @@ use tch::{Device, Tensor};
 use crate::placed::Placed;
 
 /// A part of a model, such as a transformer's block, that is gathered as a whole if the model is sharded over ranks (a
-/// module of PyTorch's `fully_shard`), and whose weights are loaded and released together if a device map has them
-/// elsewhere ([`crate::Model::dispatch`]). Created by [`crate::ParamPath::unit`] in a constructor; the forward runs in
-/// [`Unit::run_on`] or [`Unit::run`], which are plain calls for other models. Clones share the same unit.
+/// module of PyTorch's `fully_shard`), and whose weights are loaded and unloaded together if a device map keeps them
+/// elsewhere ([`crate::Model::dispatch`]). Created by [`crate::ParamPath::unit`] in a constructor. The forward runs in
+/// [`Unit::run_on`] or [`Unit::run`], which only call the closure for other models. Clones are handles of the same
+/// unit.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, Module, ParamPath, Unit};
@@ -49,16 +50,16 @@ pub struct Unit {
 enum Place {
     /// Unit of a sharder.
     Sharded { sharder: Arc<Sharder>, index: usize },
-    /// Unit of a model with a device map.
+    /// A unit of a model with a device map.
     Dispatched(Arc<Placed>),
 }
 
 impl Unit {
-    /// Runs the unit's part of a forward, with the unit's parameters whole.
+    /// Runs the unit's part of a forward, during which the unit's parameters are whole.
     ///
     /// # Errors
-    /// Returns the errors of `forward`; the errors of [`Sharder::run`] if the model is sharded, and those of reading
-    /// weights if a device map has them elsewhere.
+    /// Returns the errors of `forward`; if the model is sharded, those of [`Sharder::run`]; with a device map, those of
+    /// reading weights.
     pub fn run<T: TensorTree>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T> {
         let place = self.place.lock().clone();
         match place {
@@ -71,8 +72,8 @@ impl Unit {
         }
     }
 
-    /// Runs the unit's part of a forward as [`Unit::run`] does, with its input on the device on which the unit's layers compute:
-    /// a device map may have neighbouring units on several devices.
+    /// Runs the unit's part of a forward like [`Unit::run`], after moving its input to the device on which the unit's
+    /// layers compute, because a device map may put neighbouring units on different devices.
     ///
     /// # Errors
     /// Returns the errors of [`Unit::run`]; [`brigade_torch::ErrorKind::Tensor`] if the input cannot be moved.
@@ -90,8 +91,8 @@ impl Unit {
         }
     }
 
-    /// Returns the device on which the unit's layers compute, to which inputs have to be moved, or `None` if the model
-    /// has no device map, and all of it is on one device.
+    /// Returns the device on which the unit's layers compute, to which their inputs must be moved. `None` if the model
+    /// has no device map, so that all of it is on one device.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         match self.place.lock().as_ref()? {

@@ -8,8 +8,8 @@ use tch::nn::{ModuleT, VarStore};
 
 use crate::{Model, Module, ParamPath, Training};
 
-/// A module of `tch::nn` in a [`Model`]: its `forward_t` gets the model's switch between training and
-/// evaluation. `tch::nn::Module`s are such modules, too.
+/// A module of `tch::nn` in a [`Model`]: its `forward_t` gets the model's training mode. A `tch::nn::Module` can be
+/// used, too.
 pub struct TchModule<M> {
     module: M,
     training: Training,
@@ -38,13 +38,14 @@ impl<M> fmt::Debug for TchModule<M> {
 }
 
 impl<M> Model<TchModule<M>> {
-    /// Creates a model from a module of `tch::nn` and the variables that it was built with: a `Sequential`, a
-    /// `SequentialT`, a function in `nn::func_t`, or a user-defined type with `nn::Module` or `nn::ModuleT`.
+    /// Creates a model from a module of `tch::nn` and the variables that it was built with. The module is a
+    /// `Sequential`, a `SequentialT`, a function in `nn::func_t`, or a user-defined type that implements `nn::Module`
+    /// or `nn::ModuleT`.
     ///
-    /// The variables keep their names, values, types and devices; frozen ones stay frozen, and those that are not
-    /// trainable (running statistics) are buffers. They are the module's own tensors, so moving, training and loading
-    /// the model changes the tensors with which the module computes. A module with another forward (several inputs,
-    /// several outputs) implements [`Module`] and registers its variables with [`ParamPath::adopt_variables`].
+    /// The variables keep their names, values, kind and device; frozen ones stay frozen, and those that are not
+    /// trainable (running statistics) are buffers. They are the module's own tensors, so that moving, training and
+    /// loading the model changes the tensors that the module uses. A module with another forward (several inputs,
+    /// several outputs) must implement [`Module`] and register its variables with [`ParamPath::adopt_variables`].
     ///
     /// ```
     /// use brigade_nn::Model;
@@ -68,7 +69,7 @@ impl<M> Model<TchModule<M>> {
     ///
     /// # Errors
     /// [`crate::ModelError::Build`] for a trainable variable of integers; [`crate::ModelError::NotFloatingPoint`] if
-    /// the store's type has no gradients.
+    /// the store's kind has no gradients.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the model moves the variables, and the store would not know where they lie"

@@ -1,7 +1,7 @@
 //! Reading and writing of weights files: safetensors and PyTorch's `.pth`.
 //!
-//! The format is detected from the first bytes, not from the file's name. Nothing in a file is ever executed, and even
-//! a malicious file cannot cost memory out of proportion to its size.
+//! The format is recognized by the first bytes, not by the file's name. Nothing in a file is executed, and no file,
+//! even a malicious one, takes memory out of proportion to its size.
 
 mod parts;
 mod pth;
@@ -27,12 +27,12 @@ use crate::param_registry::Role;
 use crate::tensor_parallel::part_reads;
 use crate::{LoadReport, Model, StateDict};
 
-/// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that holds one state
-/// dictionary, alone or in a dictionary ([`PthFile::state_dict`] has the rule); also the state dictionary of an archive
-/// of TorchScript or of `torch.export.save`, and several files with an index, or a folder of them, as Hugging Face's
-/// libraries write them ([`open_weights`]).
+/// Reads a safetensors file, or a `.pth`, `.pt`, `.bin` or `.ckpt` file of `torch.save` that contains one state
+/// dictionary, alone or in a dictionary (by the rule of [`PthFile::state_dict`]). Also reads the state dictionary of an
+/// archive of TorchScript or of `torch.export.save`, and several files with an index, or a folder of them, as Hugging
+/// Face's libraries write them ([`open_weights`]).
 ///
-/// Tensors are loaded to the CPU with the kind and shape with which they were saved. Names are as in the file;
+/// Tensors are on the CPU, in the kind and shape in which they were saved. Names are those of the file;
 /// [`Model::load_state_dict`] removes the prefixes of wrappers.
 ///
 /// ```
@@ -49,9 +49,9 @@ use crate::{LoadReport, Model, StateDict};
 /// ```
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error`] with what is wrong with it: unreadable, of an unknown format, damaged, with types of
-/// elements that tensors of a model cannot have (floats of 8 bits, quantized integers and others), without a state
-/// dictionary, or with several of which [`load_entry`] chooses one.
+/// [`brigade_checkpoint::Error`] for a file that cannot be read, has an unknown format, is damaged, contains element
+/// types that tensors of a model cannot have (floats of 8 bits, quantized integers and others), has no state
+/// dictionary, or has several, of which [`load_entry`] selects one.
 pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
     load_all(path.as_ref(), None)
 }
@@ -66,16 +66,15 @@ pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
 /// ```
 ///
 /// # Errors
-/// Returns the errors of [`load`], also where nothing lies under the key.
+/// Returns the same errors as [`load`], and an error if the key does not exist.
 pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Error> {
     load_all(path.as_ref(), Some(entry))
 }
 
 /// Writes a safetensors file that PyTorch, Brigade and others read.
 ///
-/// The file appears whole or not at all: it is written under a temporary name in the same folder, flushed to the disk,
-/// and renamed. A tensor that has two names is written under both, so that readers without support for sharing find it.
-/// It takes its space twice.
+/// The file is written under a temporary name in the same folder, flushed to the disk, and renamed when it is complete.
+/// A tensor that has two names is written twice, under both, so that readers without support of sharing can find it.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, weights};
@@ -87,17 +86,17 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 /// ```
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that safetensors lacks;
-/// [`crate::ModelError::Torch`] when a tensor cannot be copied from its device. An older file of that name is unchanged
+/// [`brigade_checkpoint::Error`] if the file cannot be written, or for a kind that safetensors lacks;
+/// [`crate::ModelError::Torch`] if a tensor cannot be copied from its device. An older file of that name still exists
 /// then.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
 
-/// Writes a `.pth` file: what `torch.save` would write of the dictionary, for programs that know no
-/// safetensors, such as fastai. `torch.load` reads it, also with `weights_only`, and so does [`load`].
+/// Writes the dictionary to a `.pth` file, like `torch.save`, for programs that do not support safetensors, such as
+/// fastai. `torch.load` reads it, also with `weights_only`, and so does [`load`].
 ///
-/// The file appears whole or not at all, as with [`save`]. A tensor that has two names is written twice.
+/// The file is renamed to its name when it is complete, as with [`save`]. A tensor that has two names is written twice.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, weights};
@@ -110,27 +109,29 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
 /// ```
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that the format lacks. An older file of that
-/// name is still there then.
+/// [`brigade_checkpoint::Error`] if the file cannot be written, or for a kind that the format lacks. An older file of
+/// that name still exists then.
 pub fn save_pth(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     pth::save(state, path.as_ref())
 }
 
 impl<M> Model<M> {
-    /// Reads weights into the model, when they fit in every name and shape: what [`load`] reads, a file or several.
+    /// Loads weights from a file, or from several files, into the model, if they match in every name and shape. The
+    /// formats are those of [`load`].
     ///
-    /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
-    /// model's, see [`read`] for the memory that it takes.
+    /// It is equivalent to [`Model::load_state_dict`] with the result of [`load`], but tensors are read directly into
+    /// those of the model; see [`read`] for the memory that it takes.
     ///
     /// # Errors
-    /// Returns the errors of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
-    /// [`crate::ModelError::Interrupted`] when the disk fails after all was looked at: tensors read until then have the
-    /// values of the file, one has some of them, and the others have their own.
+    /// Returns the errors of [`load`] and of [`Model::load_state_dict`], with nothing changed.
+    /// [`crate::ModelError::Interrupted`] if reading fails after the checks: some tensors then have the values of the
+    /// file, one may have some of them, and the others are unchanged.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
         self.load_file(path.as_ref(), None)
     }
 
-    /// Loads the state dictionary at one key of a `.pth` file, see [`load_entry`], as [`Model::load_weights`] does.
+    /// Loads the state dictionary at one key of a `.pth` file into the model, like [`Model::load_weights`]. See
+    /// [`load_entry`] for the key.
     ///
     /// ```no_run
     /// # use brigade_nn::{Linear, Model};
@@ -156,8 +157,8 @@ impl<M> Model<M> {
         Ok(report)
     }
 
-    /// Reads tensors of open weights into tensors of the model, each of which is given with the name of the one in the
-    /// weights; those of a deferred model are read when they get their memory.
+    /// Reads tensors of open weights files into tensors of the model. Each pair contains a name in the weights and a
+    /// tensor of the model. Tensors of a deferred model are read when they are allocated.
     ///
     /// # Errors
     /// Returns the errors of [`read`].
@@ -201,9 +202,9 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Compares open weights with the model as [`Model::load_weights`] does. Returns each tensor of the files with the
-    /// model's tensor that should receive it, and the report. For models into whose tensors one cannot read, such as
-    /// those that are divided over ranks.
+    /// Compares open weights files with the model like [`Model::load_weights`], without reading values. Returns each
+    /// tensor of the files with the corresponding tensor of the model, and the report. For models whose tensors cannot
+    /// be read into directly, such as sharded ones.
     ///
     /// # Errors
     /// Returns the errors of [`Model::load_state_dict`], and an error for a type that tensors cannot have.
@@ -223,9 +224,10 @@ impl<M> Model<M> {
         Ok((values.collect(), plan.report))
     }
 
-    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model
-    /// reads, also in programs without the original weights. Quantised weights are written unchanged, and all others,
-    /// like those of other models, as by [`Model::save_weights`]. The layout does not depend on processors and kernels.
+    /// Writes a model with quantised weights to a safetensors file: quantised weights in their quantised format, all
+    /// other tensors as by [`Model::save_weights`]. [`Model::load_weights`] of a deferred model reads it, without the
+    /// original weights. A model without quantised weights is written as by [`Model::save_weights`]. The layout does
+    /// not depend on processors and kernels.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, Weights};
@@ -261,11 +263,11 @@ impl<M> Model<M> {
         safetensors::save_quantized(path.as_ref(), saved.collect())
     }
 
-    /// Writes parameters and saved buffers to a safetensors file, see [`save`].
+    /// Writes parameters and persistent buffers to a safetensors file; see [`save`].
     ///
     /// # Errors
-    /// Returns the errors of [`save`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model of which each rank of
-    /// a tensor group has a part.
+    /// Returns the errors of [`save`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model that is divided over
+    /// the ranks of a tensor group.
     pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.check_not_quantized("save_weights")?;
         self.check_undivided("save_weights")?;
@@ -273,13 +275,13 @@ impl<M> Model<M> {
     }
 }
 
-/// Reads tensors of open weights into existing tensors, such as a model's: whole ones, or the regions that a rank has
-/// of a sharded parameter.
+/// Reads tensors of open weights files into existing tensors, such as a model's: whole tensors, or the regions of a
+/// sharded parameter that a rank has.
 ///
-/// All is checked first: each read, and the checksums of the files where they have some (`.pth`, which is read once more
-/// for that). Then one tensor after the other is read into its place, which takes no memory beside it where the tensor is
-/// plain, on the CPU, and of the file's kind and order; else at most 16 MB, or what a view of a `.pth` file covers that
-/// overlaps itself.
+/// First everything is checked: each read, and the checksums of files that contain them (`.pth`, which is read once
+/// more for that). Then one tensor after the other is read. This takes no additional memory for a contiguous CPU tensor
+/// of the file's kind and layout; otherwise at most 16 MB, or the size of the elements in a `.pth` file that a
+/// self-overlapping view covers.
 ///
 /// ```
 /// use brigade_checkpoint::WeightsReader;
@@ -299,9 +301,9 @@ impl<M> Model<M> {
 /// ```
 ///
 /// # Errors
-/// Returns the errors of [`TensorRead::check`] and of [`WeightsReader::verify`]; nothing was changed then.
-/// [`ModelError::Interrupted`] when a file cannot be read afterwards: the tensors until then have its values, one may
-/// have some of them, and the others are as they were.
+/// Returns the errors of [`TensorRead::check`] and of [`WeightsReader::verify`], with nothing changed.
+/// [`ModelError::Interrupted`] if reading fails afterwards: some tensors then have the values of the file, one may have
+/// some of them, and the others are unchanged.
 pub fn read(weights: &WeightsReader, reads: Vec<TensorRead<'_>>) -> Result<(), Error> {
     reads.iter().try_for_each(TensorRead::check)?;
     weights.verify()?;

@@ -1,4 +1,4 @@
-//! Macro for the settings of an optimizer, with one row for each hyperparameter.
+//! Macro that generates an optimizer's settings from one row for each hyperparameter.
 
 /// Declares the settings of an optimizer: the type, its defaults, a setter for each row, and `build`.
 ///
@@ -34,7 +34,7 @@ macro_rules! builder {
         impl $builder {
             $($crate::builder::setter! { [$(#[$row_doc])*] $field $kind = $default })*
 
-            /// Creates the optimizer of a model's trained parameters, or of a list of named ones.
+            /// Builds the optimizer for the trained parameters of a model, or for a list of named parameters.
             ///
             /// # Errors
             /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a
@@ -147,8 +147,8 @@ pub(crate) use setter;
 macro_rules! decoupled_weight_decay {
     ($builder:ident) => {
         impl $builder {
-            /// Shrinks the weights by the learning rate times the weight decay before each step, instead of adding the
-            /// decay to the gradient.
+            /// Sets whether weight decay is decoupled: before each step the weights are multiplied by 1 minus the
+            /// learning rate times the weight decay, instead of adding the decay to the gradient.
             pub fn decoupled_weight_decay(mut self, on: bool) -> Self {
                 use $crate::options::WeightDecay;
                 self.options.decay = if on { WeightDecay::Decoupled } else { WeightDecay::Added };

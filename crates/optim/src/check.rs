@@ -1,4 +1,4 @@
-//! Checks of hyperparameters.
+//! Checks of the ranges of hyperparameters.
 
 use std::ops::Range;
 

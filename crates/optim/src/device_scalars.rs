@@ -1,21 +1,22 @@
-//! Numbers of a step that are tensors.
+//! Learning rate, loss scale and `found_inf` of a step as tensors on a device.
 
 use tch::Tensor;
 
-/// Numbers of a step that are on the parameters' device: [`Optimizer::step_with`] does not make the host wait for them,
-/// and launched kernels do not contain their values, so recorded steps can be run again with others. Each is a
-/// floating-point tensor.
+/// Learning rate, loss scale and `found_inf` of a step as floating-point tensors on the parameters' device.
+/// [`Optimizer::step_with`] does not wait for their values, and the kernels that it launches read them from memory, so
+/// that a step captured in a CUDA graph can be replayed with other values.
 ///
 /// [`Optimizer::step_with`]: crate::Optimizer::step_with
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DeviceScalars<'a> {
-    /// Learning rate: one number, to which groups with a rate of their own keep their initial ratio, or one for each of
-    /// [`Optimizer::groups`](crate::Optimizer::groups). Defaults to the optimizer's own.
+    /// Learning rate: one number for the optimizer, to which groups with a rate of their own keep their initial ratio,
+    /// or one number for each of [`Optimizer::groups`](crate::Optimizer::groups). `None` stands for the optimizer's own
+    /// rate.
     pub lr: Option<&'a Tensor>,
-    /// Loss scale: the factor of the loss, by which gradients are divided. Its contents are not specified afterwards.
+    /// Loss scale, by which gradients are divided. The content of the tensor after the step is unspecified.
     pub grad_scale: Option<&'a Tensor>,
-    /// Overflow flag: not 0 if a gradient is infinite or NaN. The step is skipped then: parameters and states are
-    /// bitwise unchanged, and no step is counted.
+    /// Flag that is not 0 if a gradient is infinite or NaN. The step is then skipped: parameters and states keep their
+    /// bits, and no step is counted.
     pub found_inf: Option<&'a Tensor>,
 }
 

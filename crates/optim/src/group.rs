@@ -25,19 +25,20 @@ pub struct Group {
 }
 
 impl Group {
-    /// Creates a group of the parameters whose whole name matches: `*` stands for any characters, dots included, `?`
-    /// for one. A parameter that several groups match belongs to the first of them.
+    /// Creates a group of the parameters whose whole name matches the pattern: `*` stands for any number of any
+    /// characters, including dots, `?` for one character. A parameter that several groups match belongs to the first of
+    /// them.
     pub fn matching(pattern: impl Into<String>) -> Self {
         Self { patterns: vec![pattern.into()], lr: None, weight_decay: None, momentum: None }
     }
 
-    /// Adds the parameters that another pattern matches.
+    /// Adds the parameters that match another pattern.
     pub fn or(mut self, pattern: impl Into<String>) -> Self {
         self.patterns.push(pattern.into());
         self
     }
 
-    /// Sets the group's learning rate. Defaults to the optimizer's. A schedule keeps their ratio.
+    /// Sets the group's learning rate. Defaults to the optimizer's. A schedule keeps the ratio of the two.
     pub fn lr(mut self, lr: f64) -> Self {
         self.lr = Some(lr);
         self
@@ -57,7 +58,7 @@ impl Group {
     }
 }
 
-/// Group of an optimizer's parameters, with the hyperparameters of its next step.
+/// A group of an optimizer's parameters, and the hyperparameters of its next step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterGroup {
     pub(crate) names: Vec<String>,

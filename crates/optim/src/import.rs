@@ -1,5 +1,5 @@
-//! Loads an optimizer's state that PyTorch has saved: `torch.save(optimizer.state_dict())`, and
-//! Accelerate's `optimizer.bin`.
+//! Loading of an optimizer's state that PyTorch has saved: `torch.save(optimizer.state_dict())`, and Accelerate's
+//! `optimizer.bin`.
 
 use std::path::Path;
 
@@ -12,13 +12,12 @@ use crate::optimizer::Optimizer;
 use crate::state::{OptimizerState, StateMismatch};
 
 impl Optimizer {
-    /// Continues from a state that PyTorch has written for the same model:
-    /// `torch.save(optimizer.state_dict(), path)`, or `optimizer.bin` of Accelerate. Nothing in the file
-    /// is executed.
+    /// Loads the state of an optimizer that PyTorch has saved for the same model: `torch.save(optimizer.state_dict(),
+    /// path)`, or `optimizer.bin` of Accelerate. Nothing in the file is executed.
     ///
-    /// The optimizer must be built like the one in Python: the same kind and hyperparameters, and the parameters in the
-    /// same number of groups in the same order. Parameters are matched by the file's names (`param_names`, since
-    /// PyTorch 2.6), or else by their order.
+    /// The optimizer must be built like the one in Python: the same kind and hyperparameters, and the parameters in as
+    /// many groups in the same order. Parameters are matched by name if the file contains names (`param_names`, since
+    /// PyTorch 2.6), otherwise by their order.
     ///
     /// ```
     /// use brigade_optim::Adam;
@@ -35,8 +34,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] if the file cannot be read; [`crate::StateMismatch`] with the first difference:
-    /// nothing was changed.
+    /// [`brigade_checkpoint::Error`] when the file cannot be read; [`crate::StateMismatch`] with the first difference.
+    /// Nothing is changed then.
     pub fn load_pytorch(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let mut file = PthFile::open(path)?;
         let tree = file.value()?.try_map(&mut |_, stored| -> Result<Handle> {

@@ -1,4 +1,4 @@
-//! The data of an optimizer, and its step.
+//! The content of an optimizer, and its step.
 
 mod state;
 

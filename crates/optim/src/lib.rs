@@ -1,11 +1,11 @@
-//! Optimizers: arithmetic over named parameters, and the schedulers that set their learning rates.
+//! Optimizers over named parameters, and schedulers that set their learning rates.
 //!
 //! An [`Optimizer`] is built by [`AdamW`], [`Sgd`] and the others from anything
 //! [`Trainable`](brigade_torch::Trainable): a model, tch's `VarStore`, or a list of
-//! [`NamedTensor`](brigade_torch::NamedTensor)s. Its rule steps all parameters of a group at once, its
-//! parameters lie in [groups](Group), its state has PyTorch's names. A [`Scheduler`] moves the learning rate by a
-//! [`LrSchedule`](brigade_schedule::LrSchedule): one of [`brigade_schedule`]'s curves, or any closure.
-//! Nothing here knows of ranks; `brigade-train` puts a wrapper around what it prepares.
+//! [`NamedTensor`](brigade_torch::NamedTensor)s. Parameters are divided into [groups](Group), all parameters of a group
+//! are stepped at once, and the state has PyTorch's names. A [`Scheduler`] sets the learning rate from a
+//! [`LrSchedule`](brigade_schedule::LrSchedule): one of [`brigade_schedule`]'s curves, or any closure. Only the sharded
+//! steps ([`Rule::step_shards`]) depend on ranks; `brigade-train` wraps the optimizers that it prepares.
 //!
 //! ```
 //! use brigade_optim::{Adam, Scheduler};
@@ -44,18 +44,18 @@
 //! sets the learning rates of its groups by a function of the step, so a checkpoint keeps only the step.
 //!
 //! On a CPU a step is one pass over flat memory by our own loops (`crates/torch/cpp/step_kernels.cpp`), parallel over
-//! the elements of all parameters together (`step_ranges.h`). On other devices Adam, AdamW and SGD use libtorch's
-//! fused kernels (`optimizer.cpp`), the others its foreach operations (`flat.cpp`, `foreach.cpp`): one step of all
-//! parameters of a device and type, in as many operations for a hundred parameters as for one, none of which reads a
-//! value back. `Scratch` is one block of memory with a place for each parameter, so most operations run over the
-//! block; rates of each parameter's own (LAMB, LARS, Adafactor) multiply its rows. Adafactor reduces each matrix by
-//! itself; Muon makes one product of all matrices of one shape.
+//! the elements of all parameters together (`step_ranges.h`). On other devices Adam, AdamW and SGD use libtorch's fused
+//! kernels (`optimizer.cpp`), the others its foreach operations (`flat.cpp`, `foreach.cpp`): one step of all parameters
+//! of a device and type, in as many operations for a hundred parameters as for one, none of which reads a value back.
+//! `Scratch` is one block of memory with a place for each parameter, so most operations run over the block; learning
+//! rates that differ by parameter (LAMB, LARS, Adafactor) multiply its rows. Adafactor reduces each matrix by itself;
+//! Muon multiplies all matrices of one shape in one batched product.
 //!
 //! [`Optimizer::step_with`] takes the learning rate, the scale of gradients and `found_inf` as tensors
-//! ([`DeviceScalars`]). Steps are then counted on the device, by a tensor that parameters with the same history
-//! share. A step that is left out adds -0 and multiplies by 1, so weights and states keep their bits. One set of
-//! formulas computes a rule's numbers on the host and on the device (`Number`). On a CPU the same operations run,
-//! which is how they are tested; tests count operations with the profiler.
+//! ([`DeviceScalars`]). Steps are then counted on the device, by a tensor that parameters with the same history share.
+//! A skipped step adds -0 and multiplies by 1, so weights and states keep their bits. One set of formulas computes a
+//! rule's scalars on the host and on the device (`Number`). On a CPU the same operations run, which is how they are
+//! tested; tests count operations with the profiler.
 
 mod builder;
 mod check;

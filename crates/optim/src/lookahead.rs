@@ -1,4 +1,4 @@
-//! Lookahead, an option of all optimizers.
+//! Lookahead, an option of every optimizer.
 
 use brigade_torch::{Error, Result};
 

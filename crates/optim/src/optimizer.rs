@@ -1,4 +1,4 @@
-//! Handle of an optimizer.
+//! The handle of an optimizer that programs hold.
 
 mod settings;
 
@@ -19,8 +19,8 @@ use crate::state::{OptimizerState, StateMismatch};
 
 pub use settings::{OptimizerBuilder, OptimizerSettings, Overrides};
 
-/// Optimizer: steps parameters along their gradients. Created by `build` of [`Adam`](crate::Adam), [`Sgd`](crate::Sgd)
-/// and the others, or with a user-defined rule by [`Optimizer::with_rule`].
+/// Optimizer: updates parameters by their gradients. It is created by `build` of [`Adam`](crate::Adam),
+/// [`Sgd`](crate::Sgd) and the others, or by [`Optimizer::with_rule`] with a user-defined rule.
 ///
 /// It holds the parameters themselves and follows them to another device. A clone is a second handle of the same
 /// optimizer, as held by schedulers and checkpoints.
@@ -50,7 +50,8 @@ impl Optimizer {
         OptimizerBuilder::new(rule, lr)
     }
 
-    /// Updates every parameter that has a gradient. One without a gradient, and its state, are unchanged.
+    /// Makes an optimizer step: updates every parameter that has a gradient. A parameter without a gradient and its
+    /// state stay unchanged.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] if a kernel fails; [`brigade_torch::ErrorKind::InvalidArgument`], with
@@ -59,11 +60,12 @@ impl Optimizer {
         self.lock().step(&DeviceScalars::default())
     }
 
-    /// Makes a step with numbers that are on the parameters' device: the host does not wait for them, and whether the
-    /// step is skipped may be known only on the device. Afterwards steps are counted on the device;
-    /// [`Optimizer::steps`], [`Optimizer::state_dict`] and the next [`Optimizer::step`] wait for the count.
+    /// Makes an optimizer step with a learning rate, loss scale and `found_inf` that are tensors on the parameters'
+    /// device. The host does not wait for their values; whether the step is skipped is decided on the device. From then
+    /// on steps are counted on the device; [`Optimizer::steps`], [`Optimizer::state_dict`] and the next
+    /// [`Optimizer::step`] wait for the count.
     ///
-    /// Parameters on the CPU are stepped by the same operations, more slowly than by [`Optimizer::step`].
+    /// Parameters on the CPU are updated by the same operations, more slowly than by [`Optimizer::step`].
     ///
     /// ```
     /// use brigade_optim::{Adam, DeviceScalars};
@@ -91,33 +93,32 @@ impl Optimizer {
     ///
     /// # Errors
     /// Returns the same errors as [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing
-    /// changed, for numbers of another shape, and for a rule that does not [take them](Rule::takes_device_scalars).
+    /// changed, for tensors of another shape, and for a rule that does not [support them](Rule::takes_device_scalars).
     pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.lock().step(scalars)
     }
 
-    /// Returns whether [`Optimizer::step_with`] can be called: whether its rule
-    /// [takes numbers on a device](Rule::takes_device_scalars). Over shards only an
-    /// [elementwise](Rule::is_elementwise) rule does.
+    /// Returns `true` if [`Optimizer::step_with`] can be called: the rule [supports scalars on a
+    /// device](Rule::takes_device_scalars), and, if parameters are sharded, is [elementwise](Rule::is_elementwise).
     #[must_use]
     pub fn takes_device_scalars(&self) -> bool {
         self.lock().takes_device_scalars()
     }
 
-    /// Returns whether the step of an element depends on that element alone ([`Rule::is_elementwise`]), so that parts of
-    /// parameters are stepped as whole ones are.
+    /// Returns `true` if the update of an element depends on that element alone ([`Rule::is_elementwise`]), so that
+    /// shards of parameters are updated exactly as whole parameters are.
     #[must_use]
     pub fn is_elementwise(&self) -> bool {
         self.lock().rule.is_elementwise()
     }
 
-    /// Returns the name of the rule: `AdamW`.
+    /// Returns the name of the rule, such as `AdamW`.
     #[must_use]
     pub fn rule_name(&self) -> &'static str {
         self.lock().rule.name()
     }
 
-    /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)` does.
+    /// Removes all gradients, like PyTorch's `zero_grad(set_to_none=True)`.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] if libtorch fails.
@@ -125,13 +126,13 @@ impl Optimizer {
         self.lock().zero_grad()
     }
 
-    /// Returns the learning rate of the next step, of all parameters whose group has none of its own.
+    /// Returns the learning rate of the next step for parameters whose group has no learning rate of its own.
     #[must_use]
     pub fn lr(&self) -> f64 {
         self.lock().lr
     }
 
-    /// Sets the learning rate. Groups with one of their own keep its ratio to this one.
+    /// Sets the learning rate. Groups with a learning rate of their own keep its ratio to this one.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when it is negative or not finite.
@@ -141,7 +142,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Sets one group's learning rate; a schedule moves it in its new ratio to the others.
+    /// Sets one group's learning rate. A schedule keeps its new ratio to the rates of the other groups.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the rate is negative or not
@@ -151,7 +152,7 @@ impl Optimizer {
         self.lock().set_group_lr(group, lr)
     }
 
-    /// Sets one group's momentum: with Adam and its kin the first beta.
+    /// Sets one group's momentum, or the first beta of Adam and its variants.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such group, or the momentum is negative or not
@@ -179,48 +180,49 @@ impl Optimizer {
         self.lock().groups.clone()
     }
 
-    /// Returns the steps taken so far. After [`Optimizer::step_with`] it waits for the device, and returns 0
-    /// when that has failed.
+    /// Returns the number of steps taken so far. After [`Optimizer::step_with`] the call waits for the device, and
+    /// returns 0 if the device has failed.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.lock().steps().unwrap_or_default()
     }
 
-    /// Returns the steps that were asked for since it was made or loaded, those that a device has left out
-    /// included, without waiting for the device.
+    /// Returns the number of steps that were launched since the optimizer was built or loaded, including steps that the
+    /// device has skipped, without waiting for the device.
     #[must_use]
     pub fn launched_steps(&self) -> u64 {
         self.lock().launched()
     }
 
-    /// Adjusts [`Optimizer::launched_steps`]: for steps that a recording makes without this program's code, and for one
-    /// that was recorded but not made.
+    /// Adds `steps` to [`Optimizer::launched_steps`]: a positive number for steps that a replayed CUDA graph makes, a
+    /// negative one for a step that was captured but not executed.
     pub fn count_launched(&mut self, steps: i64) {
         self.lock().count_launched(steps);
     }
 
-    /// Returns the state under PyTorch's names, for a checkpoint. Its tensors share the optimizer's memory;
+    /// Returns the optimizer's state under PyTorch's names, for a checkpoint. Its tensors share the optimizer's memory;
     /// [`OptimizerState::deep_clone`] makes a snapshot.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch refuses.
+    /// [`brigade_torch::ErrorKind::Tensor`] if libtorch fails.
     pub fn state_dict(&self) -> Result<OptimizerState> {
         self.lock().state_dict()
     }
 
-    /// Continues from the state of an optimizer of the same kind, with the same groups, of the same model.
+    /// Loads a state that [`Optimizer::state_dict`] returned for an optimizer of the same kind, with the same groups,
+    /// of the same model.
     ///
     /// Learning rates, momenta and weight decays are taken from the state; the other hyperparameters (betas, eps, …)
-    /// must agree. Values are copied to the parameters' device and type.
+    /// must agree. Tensors are copied to the parameters' device and dtype.
     ///
     /// # Errors
-    /// [`crate::StateMismatch`] with the first difference: nothing was changed.
+    /// [`crate::StateMismatch`] with the first difference. Nothing is changed then.
     pub fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
         self.lock().load_state_dict(state, false)
     }
 
-    /// Continues from a state as [`Optimizer::load_state_dict`] does, and keeps the state's own tensors if they have
-    /// the required type, device and memory format, so that they are not in memory twice.
+    /// Loads a state like [`Optimizer::load_state_dict`], but takes over the state's tensors without a copy if they
+    /// have the required dtype, device and memory format, so that they are not in memory twice.
     ///
     /// # Errors
     /// Returns the same errors as [`Optimizer::load_state_dict`].
@@ -229,7 +231,7 @@ impl Optimizer {
         self.lock().load_state_dict(&state, true)
     }
 
-    /// Compares a state with this optimizer by the shapes of its tensors, which need not be in memory.
+    /// Checks that a state matches this optimizer by the shapes of its tensors, which need not be in memory.
     ///
     /// # Errors
     /// Returns the first difference.
@@ -241,35 +243,35 @@ impl Optimizer {
         self.lock().check_shapes(state, &shape)
     }
 
-    /// Returns handles of the parameters that it steps.
+    /// Returns handles of the optimizer's parameters.
     #[must_use]
     pub fn parameters(&self) -> Vec<Tensor> {
         self.lock().parameters.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
     }
 
-    /// Calls `f` with the parameters that the optimizer steps, without creating handles.
+    /// Calls `f` with the optimizer's parameters, without creating handles.
     pub fn with_parameters<R>(&self, f: impl FnOnce(&[&Tensor]) -> R) -> R {
         f(&self.lock().tensors())
     }
 
-    /// Returns the gradients of those parameters that have one.
+    /// Returns the gradients of the parameters that have one.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch refuses.
+    /// [`brigade_torch::ErrorKind::Tensor`] if libtorch fails.
     pub fn gradients(&self) -> Result<Vec<Tensor>> {
         Ok(self.lock().gradients()?.into_iter().map(|(_, gradient)| gradient).collect())
     }
 
-    /// Returns whether it steps, or has stepped before they were frozen, one of these parameters.
+    /// Returns `true` if one of these parameters is, or was before it was frozen, a parameter of this optimizer.
     #[must_use]
     pub fn concerns(&self, model: &[NamedTensor]) -> bool {
         self.lock().concerns(model)
     }
 
-    /// Checks that [`Optimizer::set_trained`] can succeed, and changes nothing.
+    /// Checks that [`Optimizer::set_trained`] would succeed, without changing anything.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter that the rule refuses.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter that the rule rejects.
     pub fn check_trained(
         &self,
         model: &[NamedTensor],
@@ -278,12 +280,12 @@ impl Optimizer {
         self.lock().check_trained(model, &trained)
     }
 
-    /// Sets the parameters to step from now on: those of a model for which `trained` returns `true`, after some were
-    /// frozen or thawed. `model` has all of its parameters in order.
+    /// Replaces the optimizer's parameters of a model by those for which `trained` returns `true`, after some were
+    /// frozen or unfrozen. `model` contains all parameters of the model in order.
     ///
     /// A new parameter joins the group that matches its name, unless `only` or `except` exclude it; the state of a
-    /// frozen one is dropped. Groups keep their learning rates, and a group that comes back follows the schedule.
-    /// Parameters of other models are not affected.
+    /// frozen parameter is dropped. Groups keep their learning rates, and a group that was empty for a while has the
+    /// rate that the schedule has set meanwhile. Parameters of other models stay.
     ///
     /// ```
     /// use brigade_optim::{Group, Sgd};
@@ -304,7 +306,7 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter that the rule refuses: nothing was changed.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter that the rule rejects. Nothing is changed then.
     pub fn set_trained(
         &mut self,
         model: &[NamedTensor],
@@ -316,11 +318,11 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Steps shards instead of whole parameters from now on, under the same names and in the same groups. `shards` are
-    /// pairs of a parameter and this rank's rows of it: `ceil(rows / ranks)` for each rank of the group; the last ones
-    /// may have fewer or none. A parameter without dimensions is whole on each rank. Pairs whose parameter is not
-    /// stepped are ignored. For an optimizer that was built from shards, this records their whole parameters. Returns
-    /// `true` if any of the shards is stepped.
+    /// Replaces whole parameters by this rank's shards, under the same names and in the same groups. `shards` are pairs
+    /// of a parameter and this rank's rows of it: `ceil(rows / ranks)` for each rank of the group, where the last ranks
+    /// may have fewer or none. A parameter without dimensions is whole on each rank. Pairs whose parameter is not in
+    /// the optimizer are ignored. For an optimizer that was built with shards, the pairs set the parameters to which
+    /// the shards belong. Returns `true` if at least one parameter of the pairs is in the optimizer.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -342,9 +344,9 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for a rule that does not
-    /// [step shards](crate::Rule::steps_shards), and for an optimizer that has stepped: its states are those of whole
-    /// parameters.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for a rule that does not [support
+    /// shards](crate::Rule::steps_shards), and for an optimizer that has already made a step, because its states are
+    /// those of whole parameters.
     pub fn replace_with_shards(
         &mut self,
         shards: &[(&Tensor, &Tensor)],
@@ -353,9 +355,9 @@ impl Optimizer {
         self.lock().replace_with_shards(shards, group)
     }
 
-    /// Returns the tensors that it keeps of a parameter of this size and that are spread over ranks, along the first
-    /// dimension, where the parameter is: their names in [`OptimizerState`] and their whole shapes. Others are the same on
-    /// all ranks.
+    /// Returns the names and whole shapes of the state tensors that are sharded along the first dimension together with
+    /// a parameter of this size. The names are those in [`OptimizerState`]. All other state tensors of the parameter
+    /// are the same on all ranks.
     ///
     /// ```
     /// use brigade_optim::Adafactor;

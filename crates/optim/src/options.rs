@@ -1,4 +1,4 @@
-//! Options of all optimizers: learning rate, weight decay, and parameter groups.
+//! Options of all optimizers: learning rate, weight decay and parameter groups.
 
 use brigade_torch::{Error, NamedTensor, Result, Trainable};
 
@@ -60,21 +60,21 @@ macro_rules! common_options {
                 self
             }
 
-            /// Disables weight decay for biases and the weights of norms: for parameters that are called `bias`, have a
-            /// bias of their own shape beside them, or have fewer than two dimensions.
+            /// Sets whether biases and the weights of norms are exempt from weight decay: parameters that are named
+            /// `bias`, have a bias of the same shape in their module, or have fewer than two dimensions.
             pub fn no_decay_on_norms_and_biases(mut self, on: bool) -> Self {
                 self.options.no_decay_on_norms_and_biases = on;
                 self
             }
 
-            /// Steps only the parameters whose name matches (see [`Group::matching`](crate::Group::matching)). May be
-            /// called several times; each call adds parameters.
+            /// Restricts the optimizer to the parameters whose name matches the pattern (see
+            /// [`Group::matching`](crate::Group::matching)). Further calls add parameters.
             pub fn only(mut self, pattern: impl Into<String>) -> Self {
                 self.options.selection.push((pattern.into(), true));
                 self
             }
 
-            /// Excludes the parameters whose name matches.
+            /// Excludes the parameters whose name matches the pattern.
             pub fn except(mut self, pattern: impl Into<String>) -> Self {
                 self.options.selection.push((pattern.into(), false));
                 self

@@ -1,4 +1,4 @@
-//! State of each parameter between steps.
+//! State tensors that a rule keeps for each parameter between steps.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The update rule of an optimizer: the trait for custom optimizers, and the arguments of its methods.
+//! The update rule of an optimizer: the trait that user-defined optimizers implement, and its arguments.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use crate::shards::Shards;
 
 /// Update rule of an optimizer: the arithmetic by which a parameter changes along its gradient.
 ///
-/// The state of each parameter between steps is in named *slots*, which belong to the optimizer: it saves them, loads
-/// them, and moves them to another device or memory format with the parameter. Groups, the learning rate, weight decay
-/// and momentum of each, schedules, checkpoints, and after `prepare` accumulation, loss scaling and loss checks work
-/// with every rule. [`Optimizer::with_rule`] creates an optimizer from a rule.
+/// The state of each parameter is in named *slots*, tensors that the optimizer saves, loads, and moves to another
+/// device or memory format with the parameter. Parameter groups with their learning rate, weight decay and momentum,
+/// schedules and checkpoints work with every rule, and so do accumulation, loss scaling and loss checks after
+/// `prepare`. [`Optimizer::with_rule`] creates an optimizer from a rule.
 ///
 /// ```
 /// use brigade_optim::{Group, Optimizer, Rule, Step};
@@ -64,15 +64,15 @@ use crate::shards::Shards;
 ///
 /// [`Optimizer::with_rule`]: crate::Optimizer::with_rule
 pub trait Rule: fmt::Debug + Send {
-    /// Returns the rule's name in states and messages: that of PyTorch's class, if there is one. A state of another
-    /// name is refused.
+    /// Returns the name of the rule in states and messages: that of PyTorch's class, if there is one. Loading a state
+    /// with another name is an error.
     fn name(&self) -> &'static str;
 
-    /// Returns the names of the tensors that are kept for each parameter, with PyTorch's names if it has the rule. They
-    /// are addressed by their index in this list.
+    /// Returns the names of the slots, which are PyTorch's names if PyTorch has the rule. Slots are addressed by their
+    /// index in this list.
     fn slots(&self) -> &'static [&'static str];
 
-    /// Returns `true` if each parameter's steps are counted, and saved as `step`. Defaults to `false`.
+    /// Returns `true` if each parameter's steps are counted, and saved as `step`.
     fn counts_steps(&self) -> bool {
         false
     }
@@ -94,12 +94,12 @@ pub trait Rule: fmt::Debug + Send {
         Some(size.to_vec())
     }
 
-    /// Returns `true` if a parameter that has taken steps may still lack this slot. Defaults to `false`.
+    /// Returns `true` if a parameter that has taken steps may still lack this slot.
     fn is_optional(&self, _slot: usize) -> bool {
         false
     }
 
-    /// Returns an error for a parameter that the rule cannot step.
+    /// Checks that the rule can update a parameter of this name and size.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] with the name and the reason.
@@ -107,33 +107,32 @@ pub trait Rule: fmt::Debug + Send {
         Ok(())
     }
 
-    /// Returns `true` if [`Rule::step`] uses [`Step::device_numbers`]. Other rules are stepped only without them.
-    /// Defaults to `false`.
+    /// Returns `true` if [`Rule::step`] uses [`Step::device_numbers`]. Without that,
+    /// [`Optimizer::step_with`](crate::Optimizer::step_with) is an error.
     fn takes_device_scalars(&self) -> bool {
         false
     }
 
-    /// Returns `true` if an element's step depends only on that element, its gradient and its states. Such a rule steps
-    /// the shards of a model whose parameters are divided over ranks in the same way as whole parameters. Defaults to
-    /// `false`.
+    /// Returns `true` if the update of an element depends only on that element, its gradient and its states. Such a
+    /// rule updates the shards of a sharded model exactly as it updates whole parameters. Defaults to `false`.
     fn is_elementwise(&self) -> bool {
         false
     }
 
-    /// Returns `true` if the rule can step the shards of a model: it is [elementwise](Rule::is_elementwise), or has
-    /// [`Rule::step_shards`]. An optimizer of another rule is refused if parameters are divided over ranks.
+    /// Returns `true` if the rule can update sharded parameters: it is [elementwise](Rule::is_elementwise), or
+    /// implements [`Rule::step_shards`]. Sharding the parameters of any other rule is an error.
     fn steps_shards(&self) -> bool {
         self.is_elementwise()
     }
 
-    /// Steps the parameters of all groups, of which each rank has some rows, if the rule is not elementwise. All ranks
-    /// have gradients of the same parameters, and call this together. Called without autograd, and without [numbers of
-    /// a device](Rule::takes_device_scalars). [`Rule::slot_shape`] is called with this rank's rows of the parameter,
-    /// for the shapes of this rank's slots. A slot that has no rows if the parameter has none is divided as the
+    /// Updates the sharded parameters of all groups, if the rule is not elementwise. All ranks have gradients of the
+    /// same parameters, and call it together. It is called without autograd, and without [scalars on a
+    /// device](Rule::takes_device_scalars). The shapes of this rank's slots are those that [`Rule::slot_shape`] returns
+    /// for this rank's rows of the parameter. A slot that has no rows if the parameter has none is sharded as the
     /// parameter is; any other slot is the same on all ranks.
     ///
     /// # Errors
-    /// Returns the errors of libtorch and of collectives.
+    /// Returns errors of libtorch and of collectives.
     fn step_shards(&self, _step: &mut ShardedStep<'_>) -> Result<()> {
         Err(Error::invalid_argument(format!(
             "{} returns `true` from `Rule::steps_shards`, but does not implement `Rule::step_shards`",
@@ -141,14 +140,14 @@ pub trait Rule: fmt::Debug + Send {
         )))
     }
 
-    /// Steps the parameters of one group that have gradients. Called without autograd.
+    /// Updates the parameters of one group that have gradients. It is called without autograd.
     ///
     /// # Errors
-    /// Returns the errors of libtorch.
+    /// Returns an error of libtorch.
     fn step(&self, step: &mut Step<'_>) -> Result<()>;
 }
 
-/// Step of one group's parameters.
+/// Arguments of a step of one group's parameters.
 #[derive(Debug)]
 pub struct Step<'a> {
     /// Indices of the parameters with a gradient.
@@ -200,7 +199,7 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// Slots of one parameter, while it is stepped.
+/// Slots of one parameter, during a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Slots<'a> {
     states: &'a ParamStates,
@@ -209,16 +208,16 @@ pub struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    /// Returns a slot, if it was filled before.
+    /// Returns the tensor of a slot, or `None` if the slot was not filled before.
     #[must_use]
     pub fn get(&self, slot: usize) -> Option<&Tensor> {
         self.states.get(self.index, slot)
     }
 
-    /// Returns a slot that must have been filled before.
+    /// Returns the tensor of a slot that was filled before.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] if it was not.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the slot was not filled.
     pub fn require(&self, slot: usize) -> Result<&Tensor> {
         self.get(slot).ok_or_else(|| {
             Error::invalid_argument(format!(
@@ -227,15 +226,15 @@ impl Slots<'_> {
         })
     }
 
-    /// Returns the number of steps of the parameter, including this one, or 0 if the rule does not count them. If
-    /// numbers of the step are on a device, use [`Slots::count`].
+    /// Returns the number of steps that the parameter has taken, including this one, or 0 if the rule does not count
+    /// steps. In a step with scalars on a device, use [`Slots::count`] instead.
     #[must_use]
     pub fn steps(&self) -> u64 {
         if self.counts { self.states.steps(self.index) } else { 0 }
     }
 
-    /// Returns the number of steps of the parameter as a scalar on its device, including this one unless it is skipped.
-    /// Returns `None` if no number of the step is on a device.
+    /// Returns the number of steps that the parameter has taken as a scalar tensor on its device, including this one
+    /// unless it is skipped. `None` in a step without scalars on a device.
     #[must_use]
     pub fn count(&self) -> Option<&Tensor> {
         self.states.count(self.index)
@@ -243,12 +242,12 @@ impl Slots<'_> {
 }
 
 impl<'a> Step<'a> {
-    /// Returns the parameters to step.
+    /// Returns the parameters to update.
     pub fn parameters(&self) -> &'a [&'a Tensor] {
         self.parameters
     }
 
-    /// Returns the gradients of the parameters, in the same order.
+    /// Returns the gradients of [`Step::parameters`], in the same order.
     pub fn gradients(&self) -> &'a [&'a Tensor] {
         self.gradients
     }
@@ -271,24 +270,25 @@ impl<'a> Step<'a> {
         self.weight_decay
     }
 
-    /// Returns the numbers of the step that are on a device, including the group's learning rate. The field `steps` is
+    /// Returns the scalars of the step that are on a device, including the group's learning rate. The field `steps` is
     /// empty, because each parameter has its own count ([`Slots::count`]). All fields are empty in
-    /// [`Optimizer::step`](crate::Optimizer::step), and if the rule does not [use them](Rule::takes_device_scalars).
+    /// [`Optimizer::step`](crate::Optimizer::step), and for a rule that does not [support
+    /// them](Rule::takes_device_scalars).
     #[must_use]
     pub fn device_numbers(&self) -> DeviceNumbers<'a> {
         self.device
     }
 
-    /// Creates the slot of each parameter that lacks it, with zeros of the parameter's shape, type and layout. Converts
-    /// existing ones to the parameter's device and layout.
+    /// Fills the slot of each parameter that lacks it with zeros of the parameter's shape, dtype and layout. Moves
+    /// existing slots to the parameter's device and layout.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
+    /// [`brigade_torch::ErrorKind::Tensor`] if memory runs out.
     pub fn fill_missing(&mut self, slot: usize) -> Result<()> {
         self.fill_missing_with(slot, 0.0)
     }
 
-    /// Does the same as [`Step::fill_missing`] with another value.
+    /// Fills the slot of each parameter that lacks it with `value`, like [`Step::fill_missing`] with zeros.
     ///
     /// # Errors
     /// Returns the same errors as [`Step::fill_missing`].
@@ -299,7 +299,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Does the same as [`Step::fill_missing`] with zeros in the shape that `shape` returns for each parameter's size.
+    /// Fills the slot of each parameter that lacks it with zeros of the shape that `shape` returns for the parameter's
+    /// size.
     ///
     /// # Errors
     /// Returns the same errors as [`Step::fill_missing`].
@@ -316,13 +317,13 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Returns one slot of all parameters, for kernels that take lists. Parameters without it are omitted.
+    /// Returns one slot of all parameters, for kernels that take lists. Parameters that lack the slot are left out.
     #[must_use]
     pub fn list(&self, slot: usize) -> Vec<&Tensor> {
         self.states.list(self.chosen, slot)
     }
 
-    /// Runs `run` with each parameter, its gradient and its slots.
+    /// Calls `run` with each parameter, its gradient and its slots.
     ///
     /// # Errors
     /// Returns the errors of `run`.
@@ -425,7 +426,7 @@ impl<'a> GroupStep<'a> {
     }
 }
 
-/// A step of the parameters of all groups, of which each rank has some rows.
+/// Arguments of a step of all groups' parameters, of which each rank has some rows.
 ///
 /// ```
 /// use brigade_optim::{Rule, ShardedStep, Step};
@@ -484,14 +485,15 @@ pub struct ShardedStep<'a> {
 }
 
 impl<'a> ShardedStep<'a> {
-    /// Returns the division of the parameters over ranks.
+    /// Returns the distribution of the parameters' rows over the ranks.
     #[must_use]
     pub fn shards(&self) -> &'a Shards {
         self.shards
     }
 
-    /// Runs `run` for each group with this rank's rows, in the order of the groups. A rule that needs sums over the
-    /// ranks iterates over all groups to add its values, reduces them once, and iterates over all groups again.
+    /// Calls `run` for each group with this rank's rows, in the order of the groups. A rule that needs sums over the
+    /// ranks calls it twice: once to compute this rank's part of all sums, which it then reduces in one message, and
+    /// once to update the parameters.
     ///
     /// # Errors
     /// Returns the errors of `run`.

@@ -20,9 +20,9 @@ macro_rules! optimizers {
     ($($module:ident::$optimizer:ident => $settings:expr,)+) => {
         $(pub use $module::$optimizer;)+
 
-        /// Returns settings of every optimizer of this crate, under the name of its type: the defaults, with a learning
-        /// rate of 0.1 and a momentum where the optimizer has no default for it. For programs that compare all
-        /// optimizers.
+        /// Returns the settings of every optimizer of this crate, under the name of its type, for programs that compare
+        /// all optimizers. The settings are the defaults; a learning rate of 0.1 and a momentum are set for optimizers
+        /// that have no defaults for them.
         ///
         /// ```
         /// let (name, settings) = &brigade_optim::all_optimizers()[0];

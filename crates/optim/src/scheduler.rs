@@ -1,4 +1,4 @@
-//! Scheduler: sets an optimizer's learning rates from a schedule.
+//! The scheduler, which sets an optimizer's learning rates from a schedule.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,11 +14,10 @@ use crate::optimizer::Optimizer;
 /// Sets an optimizer's learning rate (and momentum, if the schedule has one) from a schedule: a
 /// [`Schedule`](brigade_schedule::Schedule), a closure `Fn(u64) -> f64`, or anything that implements [`LrSchedule`].
 ///
-/// The schedule is counted in optimizer steps. A group with a learning rate of its own keeps its ratio to the
+/// The schedule is a function of the optimizer step. A group with a learning rate of its own keeps its ratio to the
 /// optimizer's, unless each group has a schedule ([`Scheduler::per_group`]). A checkpoint contains the step, the state
-/// of a schedule that watches a metric, and the definition of the schedule, which is used in conversions to PyTorch. A
-/// resumed program creates the same schedule and continues at that step. A clone is a second handle of the same
-/// scheduler.
+/// of a schedule that follows a metric, and the schedule's definition for a conversion to PyTorch. A resumed program
+/// creates the same schedule and continues at that step. A clone is a second handle of the same scheduler.
 ///
 /// ```
 /// use brigade_schedule::Schedule;
@@ -42,7 +41,7 @@ pub struct Scheduler {
 /// State of a [`Scheduler`] in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerState {
-    /// Number of steps: the step of the schedule that is set now.
+    /// Number of steps made, which is the current step of the schedule.
     pub position: u64,
     /// State of a schedule that watches a metric.
     pub plateau: Option<PlateauState>,
@@ -56,23 +55,23 @@ struct SchedulerInner {
 
 enum Plan {
     Steps(Box<dyn LrSchedule>),
-    /// Schedule of the parameters without a group, followed by that of each group.
+    /// One schedule for the parameters that no group matches, then one for each group.
     Groups(Vec<Box<dyn LrSchedule>>),
     Metric(Plateau),
 }
 
 impl Scheduler {
-    /// Controls the optimizer's learning rate from now on, beginning with the schedule's first value.
+    /// Creates a scheduler of an optimizer, and sets the learning rate to the schedule's first value.
     ///
-    /// A value that is negative or not finite is an error of [`Scheduler::step`], or of the optimizer's next step if it
-    /// is the first value.
+    /// A value that is negative or not finite is an error of [`Scheduler::step`]; if it is the first value, of the
+    /// optimizer's next step.
     #[must_use]
     pub fn new(optimizer: &Optimizer, schedule: impl LrSchedule + 'static) -> Self {
         Self::start(optimizer, Plan::Steps(Box::new(schedule)), None)
     }
 
-    /// Controls the learning rates of all groups from now on, each with a schedule of its own: the first for the
-    /// parameters that no group matches, then one for each `group` of the optimizer's builder, in order.
+    /// Creates a scheduler that sets each group's learning rate from its own schedule: the first schedule is for the
+    /// parameters that no group matches, the others are for each `group` of the optimizer's builder, in order.
     ///
     /// ```
     /// use brigade_optim::{Group, Scheduler, Sgd};
@@ -103,7 +102,7 @@ impl Scheduler {
         Ok(Self::start(optimizer, Plan::Groups(schedules), None))
     }
 
-    /// Controls the optimizer's learning rate from now on, and reduces it when a metric stops improving. Call
+    /// Creates a scheduler that reduces the learning rate when a metric stops improving. Advance it by
     /// [`Scheduler::step_with`] after each evaluation.
     ///
     /// ```
@@ -122,7 +121,7 @@ impl Scheduler {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_schedule::ScheduleError`] for numbers out of range.
+    /// [`brigade_schedule::ScheduleError`] for a setting of `plateau` that is out of range.
     pub fn on_plateau(optimizer: &Optimizer, plateau: Plateau) -> Result<Self> {
         plateau.check()?;
         Ok(Self::start(optimizer, Plan::Metric(plateau), Some(plateau.start())))
@@ -135,16 +134,16 @@ impl Scheduler {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Advances by one step. Call it after the optimizer's step.
+    /// Advances the schedule by one step. Call it after the optimizer's step.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule on a metric, and when the next value is negative
-    /// or not finite: the learning rate stays as it is then.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule that follows a metric, and if the next value is
+    /// negative or not finite. The learning rate stays unchanged then.
     pub fn step(&mut self) -> Result<()> {
         self.advance(1)
     }
 
-    /// Advances by `steps` steps.
+    /// Advances the schedule by `steps` steps.
     ///
     /// # Errors
     /// Returns the same errors as [`Scheduler::step`].
@@ -160,10 +159,10 @@ impl Scheduler {
         self.inner.move_to(&mut state, SchedulerState { position, plateau: None })
     }
 
-    /// Advances after an evaluation with this metric.
+    /// Advances a schedule that follows a metric, after an evaluation with this metric.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule that watches no metric.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule that does not follow a metric.
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
         let Plan::Metric(plateau) = &self.inner.plan else {
             return Err(Error::invalid_argument(
@@ -180,13 +179,14 @@ impl Scheduler {
         self.inner.move_to(&mut state, next)
     }
 
-    /// Returns `true` if the scheduler advances by [`Scheduler::step_with`], and not by [`Scheduler::step`].
+    /// Returns `true` if the schedule follows a metric, so that it is advanced by [`Scheduler::step_with`] and not by
+    /// [`Scheduler::step`].
     #[must_use]
     pub fn watches_metric(&self) -> bool {
         matches!(self.inner.plan, Plan::Metric(_))
     }
 
-    /// Returns the optimizer's present learning rate.
+    /// Returns the optimizer's current learning rate.
     #[must_use]
     pub fn lr(&self) -> f64 {
         self.inner.optimizer.lr()
@@ -198,7 +198,7 @@ impl Scheduler {
         self.state().position
     }
 
-    /// Returns the state for a checkpoint.
+    /// Returns the state of the scheduler, for a checkpoint.
     #[must_use]
     pub fn state(&self) -> SchedulerState {
         *self.inner.state.lock()
@@ -216,8 +216,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the state as a tree, in the form that checkpoints keep: that of [`SchedulerState::to_value`],
-    /// and `definition`, which a load does not use.
+    /// Returns the state as a tree, in the format of checkpoints: that of [`SchedulerState::to_value`], with an
+    /// additional `definition`, which a load ignores.
     #[must_use]
     pub fn to_value<T>(&self) -> Value<T> {
         let state = self.state().to_value(self.lr());
@@ -234,7 +234,7 @@ impl Scheduler {
     /// Checks that a state is of the same kind of scheduler.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] if only one of the two watches a metric.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if only one of the two follows a metric.
     pub fn check_state(&self, state: &SchedulerState) -> Result<()> {
         if self.watches_metric() == state.plateau.is_some() {
             return Ok(());
@@ -249,8 +249,7 @@ impl Scheduler {
         )))
     }
 
-    /// Continues where another scheduler of the same kind stood, and sets the learning rate of that
-    /// step.
+    /// Loads the state of a scheduler of the same kind, and sets the learning rate of that step.
     ///
     /// # Errors
     /// Returns the same errors as [`Scheduler::check_state`], and as [`Scheduler::step`] for the value at that step.
@@ -313,7 +312,7 @@ impl SchedulerInner {
 }
 
 impl SchedulerState {
-    /// Returns the state as a tree, in the form that checkpoints keep.
+    /// Returns the state as a tree, in the format of checkpoints.
     #[must_use]
     pub fn to_value<T>(&self, lr: f64) -> Value<T> {
         let number = |number: u64| Value::Int(number.cast_signed());
@@ -333,10 +332,10 @@ impl SchedulerState {
         ])
     }
 
-    /// Parses the tree of [`Self::to_value`].
+    /// Reads a state from the tree that `to_value` returned.
     ///
     /// # Errors
-    /// Returns a description of what is missing.
+    /// Fails if a part of the tree is missing. The message contains its name.
     pub fn from_value<T>(state: &Value<T>) -> Result<Self, String> {
         let count = |of: &Value<T>, key: &str| {
             let number = of.get(key).and_then(Value::as_int).map(i64::cast_unsigned);

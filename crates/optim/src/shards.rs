@@ -1,4 +1,4 @@
-//! Parameters whose rows are divided over ranks, and sums over the ranks.
+//! Parameters whose rows are distributed over ranks, and sums over the ranks.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,8 +6,8 @@ use std::ops::Range;
 use brigade_torch::{Error, ProcessGroup, ReduceOp, Result, TensorId};
 use tch::{Kind, Tensor};
 
-/// Ranks over which the rows of parameters are divided: `ceil(rows / ranks)` for each; the last ranks may have fewer or
-/// none.
+/// Distribution of parameters' rows over the ranks of a group: `ceil(rows / ranks)` for each rank; the last ranks may
+/// have fewer or none.
 #[derive(Debug)]
 pub struct Shards {
     group: ProcessGroup,
@@ -25,14 +25,14 @@ impl Shards {
         self.shapes.insert(TensorId::of(shard), (shard.shallow_clone(), shape));
     }
 
-    /// Returns the ranks that share one copy of the parameters.
+    /// Returns the process group of the ranks that share one copy of the parameters.
     #[must_use]
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }
 
-    /// Returns the shape of the whole parameter of which `shard` is this rank's rows, or `None` for a parameter that
-    /// every rank has whole.
+    /// Returns the shape of the whole parameter of which `shard` contains this rank's rows. `None` for a parameter that
+    /// is whole on every rank.
     #[must_use]
     pub fn whole_shape(&self, shard: &Tensor) -> Option<&[i64]> {
         self.shapes.get(&TensorId::of(shard)).map(|(_, shape)| shape.as_slice())
@@ -54,7 +54,7 @@ impl Shards {
     }
 }
 
-/// Values of parameters that are summed over the ranks, all in one message. Created with [`Shards::sums`].
+/// A list of values that are summed over the ranks in one message. Created by [`Shards::sums`].
 #[derive(Debug)]
 pub struct RankSums<'a> {
     shards: &'a Shards,
@@ -63,8 +63,8 @@ pub struct RankSums<'a> {
 }
 
 impl RankSums<'_> {
-    /// Adds this rank's part of a sum, computed from its rows of a parameter, in the same shape on each rank. If every
-    /// rank has the whole parameter, the value is the sum already.
+    /// Adds this rank's part of a sum over the rows of a parameter, of the same shape on each rank. For a parameter
+    /// that is whole on every rank, `value` is already the sum.
     pub fn add(&mut self, shard: &Tensor, value: Tensor) {
         self.values.push((self.shards.whole_shape(shard).is_some(), value));
     }
@@ -74,10 +74,11 @@ impl RankSums<'_> {
         shards.iter().zip(values).for_each(|(shard, value)| self.add(shard, value));
     }
 
-    /// Returns the sums, in the order in which they were added. All ranks must call it, and get bitwise equal sums.
+    /// Computes the sums over the ranks, in the order in which they were added. All ranks take part and get the same
+    /// bits.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] if a peer is lost; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
     /// runs out.
     pub fn reduce(self) -> Result<ReducedSums> {
         let Self { shards, values } = self;
@@ -114,7 +115,7 @@ impl ReducedSums {
     /// Returns the next sum, in double precision.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] if fewer sums were added.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if there are no more sums.
     #[expect(clippy::should_implement_trait, reason = "a missing sum is an error")]
     pub fn next(&mut self) -> Result<Tensor> {
         let missing = || Error::invalid_argument("a rule reads more sums than it has added");

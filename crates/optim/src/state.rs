@@ -30,10 +30,10 @@ pub struct OptimizerState<T = Tensor> {
     pub parameters: Vec<ParameterState<T>>,
 }
 
-/// Hyperparameters and parameters of a group.
+/// Hyperparameters and parameter names of a group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupState {
-    /// Hyperparameters `lr`, `initial_lr`, `weight_decay`, `momentum` and the others, under PyTorch's names. `betas`
+    /// Hyperparameters under PyTorch's names: `lr`, `initial_lr`, `weight_decay`, `momentum` and the others. `betas`
     /// are `beta1` and `beta2`, flags are 0 or 1.
     pub numbers: BTreeMap<String, f64>,
     /// Names of the group's parameters.
@@ -176,10 +176,10 @@ impl From<StateMismatch> for Error {
 }
 
 impl OptimizerState {
-    /// Returns a copy with memory of its own, so that training may continue while it is written.
+    /// Returns a copy with memory of its own, so that training may continue while the copy is written.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when there is no memory.
+    /// [`brigade_torch::ErrorKind::Tensor`] if memory runs out.
     pub fn deep_clone(&self) -> Result<Self> {
         let copy = |(name, tensor): &(String, Tensor)| {
             let mut memory = tensor.f_empty_like()?;
@@ -202,9 +202,8 @@ impl OptimizerState {
 }
 
 impl<T> OptimizerState<T> {
-    /// Returns the state as a tree, in the form that checkpoints keep: `{kind, steps, initial_lr, lr,
-    /// groups: [{numbers, parameters}], parameters: [name], state: {name: {slot: tensor}}}`, where
-    /// `parameters` has the model's order.
+    /// Returns the state as a tree, in the format of checkpoints: `{kind, steps, initial_lr, lr, groups: [{numbers,
+    /// parameters}], parameters: [name], state: {name: {slot: tensor}}}`, where `parameters` has the model's order.
     #[must_use]
     pub fn to_value(self) -> Value<T> {
         let strings =
@@ -237,10 +236,10 @@ impl<T> OptimizerState<T> {
         ])
     }
 
-    /// Reads such a tree; `copy` makes the state's tensors of the tree's.
+    /// Reads a state from the tree that `to_value` returned. `copy` converts the tensors.
     ///
     /// # Errors
-    /// What is missing, in words.
+    /// Fails if a part of the tree is missing. The message contains its name.
     pub fn from_value<U>(tree: &Value<U>, copy: impl Fn(&U) -> T) -> Result<Self, String> {
         let lacks = |what: &str| format!("an optimizer's state needs {what}");
         let number = |key: &str| {

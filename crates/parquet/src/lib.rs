@@ -16,7 +16,7 @@ use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, DataType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-/// An error of reading a table.
+/// Error of reading a Parquet file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

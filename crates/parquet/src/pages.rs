@@ -118,7 +118,7 @@ fn read(
 const LONGEST: usize = 64 << 20;
 
 enum Bad {
-    /// The bytes end before the header does.
+    /// The bytes end before the end of the header.
     Short,
     Other,
 }

@@ -49,14 +49,14 @@ pub struct Bar {
 }
 
 impl Bars {
-    /// Makes a plot of 720 pixels width without bars.
+    /// Creates a plot without bars, 720 pixels wide.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         let (x_label, bars) = (String::new(), Vec::new());
         Self { title: title.into(), x_label, bars, reference: None, width: 720 }
     }
 
-    /// Labels the axis below the bars.
+    /// Sets the label of the axis below the bars.
     #[must_use]
     pub fn x(mut self, label: impl Into<String>) -> Self {
         self.x_label = label.into();

@@ -6,10 +6,10 @@
 //! - [`Gallery`]: images with lines of text.
 //! - [`Grid`]: several of these side by side.
 //!
-//! Each is plain data that can be compared and serialised. [`Plot`] renders it: [`to_svg`](Plot::to_svg),
-//! [`to_png`](Plot::to_png), [`to_text`](Plot::to_text) for terminals, [`save`](Plot::save) for all three.
-//! PNG and SVG come from the same drawing. The font is part of this crate, so that a picture does not
-//! depend on the machine; letters that it lacks (it has those of European languages) are boxes in PNG.
+//! All plots are plain data that can be compared and serialised. [`Plot`] renders them: [`to_svg`](Plot::to_svg),
+//! [`to_png`](Plot::to_png), [`to_text`](Plot::to_text) for terminals, [`save`](Plot::save) for all three. PNG and SVG
+//! come from the same drawing. The font is part of this crate, so that a picture does not depend on the machine;
+//! letters that it lacks (it has those of European languages) are boxes in PNG.
 //!
 //! ```
 //! use brigade_plot::{Chart, Plot};

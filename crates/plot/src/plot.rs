@@ -7,8 +7,8 @@ use crate::scene::Scene;
 use crate::terminal::TextOptions;
 use crate::{PlotError, Result, raster, svg};
 
-/// Renders a plot: [`Chart`](crate::Chart), [`Heatmap`](crate::Heatmap), [`Gallery`](crate::Gallery) and
-/// [`Grid`](crate::Grid) implement it.
+/// Renders a plot: [`Chart`](crate::Chart), [`Bars`](crate::Bars), [`Heatmap`](crate::Heatmap),
+/// [`Gallery`](crate::Gallery) and [`Grid`](crate::Grid) implement it.
 pub trait Plot: Draw {
     /// Renders an SVG document: UTF-8, without an XML declaration, so that it can also be embedded in HTML. Texts are
     /// escaped, and images are embedded.

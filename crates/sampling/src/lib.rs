@@ -1,14 +1,13 @@
-//! The arithmetic of distributed training: which sample goes to which rank.
+//! Sampling for distributed training: the order of an epoch, and the assignment of samples to ranks.
 //!
-//! Everything here is a pure function of its arguments. There is no libtorch, no I/O, no clock and
-//! no hidden random state, so that every rank computes the same plan for itself and no rank has to
-//! send one.
+//! Everything here is a pure function of its arguments. The crate uses no libtorch, no I/O, no clock and no hidden
+//! random state, so that every rank computes the same plan by itself and no rank has to send one.
 //!
 //! - [`Sampler`]: the order of an epoch ([`Sequential`], [`Shuffle`], [`Weighted`]), and
 //!   [`BatchSampler`] to cut it into batches.
-//! - [`Shards`]: the batches of every rank, by the rules of Accelerate, of torch's
-//!   `DistributedSampler` or of fastai; [`StreamShard`] does the same for data without a length.
-//!   Each batch says how many of its samples are real, each [`Round`] says it for all ranks.
+//! - [`Shards`]: the batches of every rank, by the rules of Accelerate, of torch's `DistributedSampler` or of fastai;
+//!   [`StreamShard`] does the same for data without a length. Each batch contains the number of its valid samples, each
+//!   [`Round`] those of all ranks.
 //!
 //! ```
 //! use brigade_sampling::{Sampler, ShardOptions, Shards, Shuffle};

@@ -40,7 +40,7 @@ impl Order {
     /// Returns the sample index at position `place`.
     ///
     /// # Panics
-    /// When `place` is not below [`len`](Self::len), as indexing a slice does.
+    /// Panics if `place` is not below [`len`](Self::len), as indexing a slice does.
     #[must_use]
     pub fn at(&self, place: usize) -> usize {
         match self {

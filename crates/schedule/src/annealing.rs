@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::ScheduleError;
 
-/// A number that follows the progress of a run: what fastai's `ParamScheduler` takes.
+/// Annealing: a hyperparameter as a function of the progress of a run, from 0 to 1, as for fastai's `ParamScheduler`.
 ///
 /// ```
 /// use brigade_schedule::Annealing;
@@ -26,28 +26,28 @@ use crate::ScheduleError;
 pub enum Annealing {
     /// Constant value at every progress (fastai's `SchedNo`).
     Constant(f64),
-    /// A straight line (`SchedLin`).
+    /// Linear change from `start` to `end` (fastai's `SchedLin`).
     Linear {
         /// Value at progress 0.
         start: f64,
         /// Value at progress 1.
         end: f64,
     },
-    /// Half a period of a cosine (`SchedCos`).
+    /// Cosine annealing: half a period of a cosine from `start` to `end` (fastai's `SchedCos`).
     Cosine {
         /// Value at progress 0.
         start: f64,
         /// Value at progress 1.
         end: f64,
     },
-    /// Equal ratios in equal parts of the run (`SchedExp`).
+    /// Exponential change from `start` to `end`: equal ratios in equal parts of the run (fastai's `SchedExp`).
     Exponential {
         /// Value at progress 0.
         start: f64,
         /// Value at progress 1.
         end: f64,
     },
-    /// A power of the progress (`SchedPoly`).
+    /// Polynomial change from `start` to `end`: a power of the progress (fastai's `SchedPoly`).
     Polynomial {
         /// Value at progress 0.
         start: f64,
@@ -63,40 +63,40 @@ pub enum Annealing {
 }
 
 impl Annealing {
-    /// Makes half a period of a cosine.
+    /// Creates a cosine annealing: half a period of a cosine from `start` to `end`.
     #[must_use]
     pub fn cosine(start: f64, end: f64) -> Self {
         Self::Cosine { start, end }
     }
 
-    /// Makes a straight line.
+    /// Creates a linear change from `start` to `end`.
     #[must_use]
     pub fn linear(start: f64, end: f64) -> Self {
         Self::Linear { start, end }
     }
 
-    /// Makes a curve with equal ratios in equal parts.
+    /// Creates an exponential change from `start` to `end`: equal ratios in equal parts of the run.
     #[must_use]
     pub fn exponential(start: f64, end: f64) -> Self {
         Self::Exponential { start, end }
     }
 
-    /// Makes a power of the progress.
+    /// Creates a polynomial change from `start` to `end`: the progress to the power of `power`.
     #[must_use]
     pub fn polynomial(start: f64, end: f64, power: f64) -> Self {
         Self::Polynomial { start, end, power }
     }
 
-    /// Makes a curve of a function of the progress.
+    /// Creates an annealing from a function of the progress.
     #[must_use]
     pub fn function(function: impl Fn(f64) -> f64 + Send + Sync + 'static) -> Self {
         Self::Function(Arc::new(function))
     }
 
-    /// Puts curves one after the other (fastai's `combine_scheds`), each with its share of the run.
+    /// Creates a sequence of annealings (fastai's `combine_scheds`), each with its share of the run.
     ///
     /// # Errors
-    /// [`ScheduleError`] when there is none, a share is negative, or they do not add up to 1.
+    /// Fails if the list is empty, a share is negative, or the shares do not add up to 1.
     pub fn combined(parts: impl IntoIterator<Item = (f64, Self)>) -> Result<Self, ScheduleError> {
         let parts: Vec<(f64, Self)> = parts.into_iter().collect();
         let sum: f64 = parts.iter().map(|(share, _)| share).sum();
@@ -112,10 +112,11 @@ impl Annealing {
         Ok(Self::Combined(parts))
     }
 
-    /// Rises or falls along a cosine to the middle and along another to the end: fastai's `combined_cos`.
+    /// Creates a cosine annealing from `start` to `middle` followed by one from `middle` to `end` (fastai's
+    /// `combined_cos`).
     ///
     /// # Errors
-    /// [`ScheduleError`] when the first share is not between 0 and 1.
+    /// Fails if `first`, the share of the first annealing, is not between 0 and 1.
     pub fn two_cosines(first: f64, [start, middle, end]: [f64; 3]) -> Result<Self, ScheduleError> {
         Self::combined([
             (first, Self::cosine(start, middle)),
@@ -123,7 +124,7 @@ impl Annealing {
         ])
     }
 
-    /// Returns the number at a progress from 0 to 1.
+    /// Returns the value at a progress from 0 to 1.
     #[must_use]
     pub fn at(&self, progress: f64) -> f64 {
         match *self {

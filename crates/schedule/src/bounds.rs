@@ -1,4 +1,4 @@
-//! The numbers that a schedule may be made of.
+//! Checks of the arguments of a schedule's constructors.
 
 use crate::ScheduleError;
 

@@ -1,4 +1,4 @@
-//! What a schedule is made of: curves, and schedules one after the other.
+//! Definitions of schedules: curves, and sequences of schedules.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::error::ScheduleError;
 use super::interpolation::{half_cosine, line, two_cosines};
 use super::one_cycle::{FitOneCycle, OneCycle};
 
-/// Definition of a [`Schedule`] in checkpoints: the numbers that its constructor was given.
+/// Definition of a [`Schedule`] in checkpoints: the arguments of its constructor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
@@ -159,7 +159,8 @@ impl Curve {
 }
 
 impl Curve {
-    /// Returns how far a step is in its period, and how long that is. `None` for schedules without restarts.
+    /// Returns the position of a step in its period and the length of that period, both in steps. `None` for schedules
+    /// without restarts.
     #[must_use]
     pub fn period(&self, step: u64) -> Option<(u64, u64)> {
         match *self {

@@ -1,4 +1,4 @@
-//! What sets an optimizer's rates, as a checkpoint says it.
+//! Definition of an optimizer's learning rates in a checkpoint.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub enum Definition {
 pub enum Described {
     /// A schedule of this crate.
     Known(Schedule),
-    /// A function of the program's own.
+    /// A user-defined function.
     Function {
         /// `true` if the function sets a momentum, too.
         momentum: bool,

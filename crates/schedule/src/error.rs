@@ -1,4 +1,4 @@
-//! What can be wrong with the numbers of a schedule.
+//! Errors of a schedule's constructors.
 
 /// Error of a schedule's constructor. All variants are mistakes in the caller's arguments, and the message contains the
 /// accepted values.

@@ -1,4 +1,4 @@
-//! Values between two others, as schedules move from one to the next.
+//! Interpolation between two values.
 
 use std::f64::consts::PI;
 

@@ -1,9 +1,9 @@
 //! Learning-rate schedules: the learning rate and the momentum as functions of the optimizer's step.
 //!
-//! Steps are counted from 0 and are those of the optimizer, the same number on 1 rank or 64. A
-//! schedule is a function of the step, so it has no state to save: resuming is asking for a later
-//! step. The curves are torch's and fastai's; each constructor names its source. What follows a metric
-//! has a state, and is a [`Plateau`].
+//! Steps are counted from 0 and are those of the optimizer, the same number on 1 rank or 64. A schedule is a function
+//! of the step, so it has no state to save: a resumed run evaluates it at a later step. The curves are torch's and
+//! fastai's; the documentation of each constructor names its source. A schedule that follows a metric has a state, and
+//! is a [`Plateau`].
 //!
 //! ```
 //! use brigade_schedule::Schedule;
@@ -61,7 +61,7 @@ impl Schedule {
     /// Creates a schedule with the same rate in every step.
     ///
     /// # Errors
-    /// A rate that is negative or not finite.
+    /// Fails for a rate that is negative or not finite.
     pub fn constant(lr: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         Ok(Curve::Constant { lr }.into())
@@ -71,7 +71,7 @@ impl Schedule {
     /// torch's `LinearLR`, with rates in place of factors.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, no steps.
+    /// Fails for a rate that is negative or not finite, or if `steps` is 0.
     pub fn linear(start: f64, end: f64, steps: u64) -> Result<Self, ScheduleError> {
         span(start, end, steps)?;
         Ok(Curve::Linear { start, end, steps }.into())
@@ -82,7 +82,7 @@ impl Schedule {
     /// `start` after twice as many.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, no steps.
+    /// Fails for a rate that is negative or not finite, or if `steps` is 0.
     pub fn cosine(start: f64, end: f64, steps: u64) -> Result<Self, ScheduleError> {
         span(start, end, steps)?;
         Ok(Curve::Cosine { start, end, steps }.into())
@@ -102,7 +102,7 @@ impl Schedule {
     /// ```
     ///
     /// # Errors
-    /// A rate that is negative or not finite, no steps, a factor of 0.
+    /// Fails for a rate that is negative or not finite, or if `first` or `factor` is 0.
     pub fn cosine_restarts(
         start: f64,
         end: f64,
@@ -118,7 +118,7 @@ impl Schedule {
     /// which it reaches at step `steps`. Like fastai's `fit_flat_cos`, whose defaults are 0.75 and `lr / 100 000`.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, no steps, a part outside 0 to 1.
+    /// Fails for a rate that is negative or not finite, if `steps` is 0, or if `pct_start` is outside 0 to 1.
     pub fn flat_cosine(
         lr: f64,
         end: f64,
@@ -134,7 +134,8 @@ impl Schedule {
     /// Like torch's `PolynomialLR`, which ends at 0.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, no steps, a power that is not finite or not above 0.
+    /// Fails for a rate that is negative or not finite, if `steps` is 0, or for a power that is not finite or not
+    /// above 0.
     pub fn polynomial(start: f64, end: f64, steps: u64, power: f64) -> Result<Self, ScheduleError> {
         span(start, end, steps)?;
         one_cycle::divisor("power", power)?;
@@ -144,7 +145,7 @@ impl Schedule {
     /// Creates an exponential decay: `lr * gamma^step`. Like torch's `ExponentialLR`.
     ///
     /// # Errors
-    /// A rate or factor that is negative or not finite.
+    /// Fails for a rate or factor that is negative or not finite.
     pub fn exponential(lr: f64, gamma: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         rate("factor", gamma)?;
@@ -154,7 +155,7 @@ impl Schedule {
     /// Creates a step decay: `lr`, multiplied by `gamma` after every `every` steps. Like torch's `StepLR`.
     ///
     /// # Errors
-    /// A rate or factor that is negative or not finite, `every` of 0.
+    /// Fails for a rate or factor that is negative or not finite, or if `every` is 0.
     pub fn step(lr: f64, every: u64, gamma: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         rate("factor", gamma)?;
@@ -166,7 +167,7 @@ impl Schedule {
     /// torch's `MultiStepLR`.
     ///
     /// # Errors
-    /// A rate or factor that is negative or not finite, milestones that do not rise.
+    /// Fails for a rate or factor that is negative or not finite, or for milestones that are not in ascending order.
     pub fn multi_step(lr: f64, milestones: &[u64], gamma: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         rate("factor", gamma)?;
@@ -179,7 +180,7 @@ impl Schedule {
     /// "Attention is all you need", and Hugging Face's `get_inverse_sqrt_schedule`.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, a timescale of 0.
+    /// Fails for a rate that is negative or not finite, or if `timescale` is 0.
     pub fn inverse_sqrt(lr: f64, timescale: u64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         count("timescale", timescale)?;
@@ -190,7 +191,7 @@ impl Schedule {
     /// other way. See [`OneCycle`].
     ///
     /// # Errors
-    /// A rate, momentum or divisor that is out of range, `pct_start` outside 0 to 1, or too few steps
+    /// Fails if a rate, momentum or divisor is out of range, `pct_start` is outside 0 to 1, or there are too few steps
     /// for the phases to follow each other.
     pub fn one_cycle(one_cycle: OneCycle) -> Result<Self, ScheduleError> {
         one_cycle.check()?;
@@ -200,7 +201,7 @@ impl Schedule {
     /// Creates a one-cycle schedule in fastai's shape, see [`FitOneCycle`].
     ///
     /// # Errors
-    /// A rate, momentum or divisor that is out of range, `pct_start` outside 0 to 1, no steps.
+    /// Fails if a rate, momentum or divisor is out of range, `pct_start` is outside 0 to 1, or there are no steps.
     pub fn fit_one_cycle(cycle: FitOneCycle) -> Result<Self, ScheduleError> {
         cycle.check()?;
         Ok(Curve::FitOneCycle(cycle).into())
@@ -222,8 +223,8 @@ impl Schedule {
     /// ```
     ///
     /// # Errors
-    /// No schedule, another number of milestones than one less than there are schedules, a first
-    /// milestone of 0, milestones that do not rise.
+    /// Fails if there are no schedules, the number of milestones is not one less than that of the schedules, the first
+    /// milestone is 0, or the milestones are not in ascending order.
     pub fn sequence(schedules: Vec<Self>, milestones: &[u64]) -> Result<Self, ScheduleError> {
         count("number of schedules in the sequence", schedules.len() as u64)?;
         if schedules.len() != milestones.len() + 1 {
@@ -238,13 +239,12 @@ impl Schedule {
         Ok(Curve::Sequence(begins.zip(schedules).collect()).into())
     }
 
-    /// Puts `steps` steps before this schedule in which the rate rises in a straight line from
-    /// `start_factor` times its first rate to that rate. The schedule begins after them: its step 0
-    /// is step `steps`. torch's `SequentialLR` of a `LinearLR` and this. Called again, it replaces
-    /// the warm-up.
+    /// Adds a linear warm-up of `steps` steps before this schedule, from `start_factor` times the schedule's initial
+    /// rate to that rate. The schedule begins after the warm-up: its step 0 is step `steps`. Like torch's
+    /// `SequentialLR` of a `LinearLR` and the schedule. A second call replaces the warm-up.
     ///
     /// # Errors
-    /// No steps, a factor outside 0 to 1.
+    /// Fails if `steps` is 0 or the factor is outside 0 to 1.
     pub fn warmup(self, steps: u64, start_factor: f64) -> Result<Self, ScheduleError> {
         count("number of warm-up steps", steps)?;
         if !(0.0..=1.0).contains(&start_factor) {
@@ -257,8 +257,8 @@ impl Schedule {
         Ok(Curve::Warmup { steps, factor: start_factor, then }.into())
     }
 
-    /// Takes the values of `momentum` as this schedule's momentum (`betas[0]` of Adam), in place of
-    /// its own, if it has one.
+    /// Sets the schedule's momentum (`betas[0]` of Adam) to the values of the schedule `momentum`, in place of its own,
+    /// if it has one.
     ///
     /// ```
     /// use brigade_schedule::Schedule;
@@ -277,7 +277,7 @@ impl Schedule {
         Curve::Momentum { rate, momentum: Box::new(momentum) }.into()
     }
 
-    /// Returns the numbers that the schedule was made of.
+    /// Returns the definition of the schedule: the arguments of its constructor.
     #[must_use]
     pub fn curve(&self) -> &Curve {
         &self.curve
@@ -289,9 +289,9 @@ impl Schedule {
         self.curve.lr(step)
     }
 
-    /// The momentum (`betas[0]` of Adam) of optimizer step `step`, where the schedule sets one:
-    /// [`OneCycle`], [`FitOneCycle`] and [`Schedule::with_momentum`] do. During a warm-up it is that of
-    /// the schedule's first step.
+    /// Returns the momentum (`betas[0]` of Adam) of optimizer step `step`, or `None` if the schedule does not set one.
+    /// [`OneCycle`], [`FitOneCycle`] and [`Schedule::with_momentum`] set it. During a warm-up it is the momentum of the
+    /// schedule's first step.
     #[must_use]
     pub fn momentum(&self, step: u64) -> Option<f64> {
         self.curve.momentum(step)

@@ -1,10 +1,10 @@
-//! The trait of schedules, for one's own.
+//! The trait of schedules, which user-defined schedules implement.
 
-/// A learning rate, and where it has one a momentum, for each optimizer step.
+/// Schedule of the learning rate, and optionally of the momentum: a value for each optimizer step.
 ///
-/// Every closure `Fn(u64) -> f64` is one, as torch's `LambdaLR`, but with the rate itself in place of a
-/// factor; and so is every [`Schedule`](crate::Schedule). It is a function of the step alone: that makes a
-/// run resumable, since a checkpoint keeps the step and no state of the schedule.
+/// Every [`Schedule`](crate::Schedule) implements it, and so does every closure `Fn(u64) -> f64`, like torch's
+/// `LambdaLR`, but with the rate itself in place of a factor. A schedule is a function of the step alone, so that a run
+/// can be resumed from the step in its checkpoint.
 ///
 /// ```
 /// use brigade_schedule::LrSchedule;
@@ -35,14 +35,14 @@ pub trait LrSchedule: Send + Sync {
     /// Returns the learning rate of optimizer step `step`, counted from 0: finite and at least 0.
     fn lr(&self, step: u64) -> f64;
 
-    /// Returns the momentum (`betas[0]` of Adam) of that step; `None`, the default, leaves the optimizer's
-    /// own.
+    /// Returns the momentum (`betas[0]` of Adam) of optimizer step `step`. `None`, the default, leaves the optimizer's
+    /// momentum as it is.
     fn momentum(&self, _step: u64) -> Option<f64> {
         None
     }
 
-    /// Returns the [`Schedule`](crate::Schedule) that checkpoints record, or `None`, the default, for a function of the
-    /// program's own.
+    /// Returns the [`Schedule`](crate::Schedule) that checkpoints record. `None`, the default, stands for a
+    /// user-defined function.
     fn definition(&self) -> Option<crate::Schedule> {
         None
     }

@@ -1,8 +1,8 @@
-//! The schedules that have a name: the one list of them.
+//! The list of schedules that have a name in text.
 
 use crate::{Schedule, ScheduleError};
 
-/// A schedule under a name in text, with the numbers that make it, as the command line takes it.
+/// A schedule that is chosen by name in text, as on the command line, with its parameters.
 ///
 /// ```
 /// use brigade_schedule::NamedSchedule;
@@ -18,7 +18,7 @@ pub struct NamedSchedule {
     pub name: &'static str,
     /// Aliases of the name, such as that of torch's class.
     pub aliases: &'static [&'static str],
-    /// Short description of the course of the learning rate.
+    /// Short description of how the learning rate changes.
     pub about: &'static str,
     /// The parameters, in the order of the help. The number of optimizer steps, which all schedules have, is not
     /// among them.
@@ -57,7 +57,7 @@ pub enum ParameterKind {
     StepList,
 }
 
-/// Values of a schedule's parameters, by their names. A parameter with a default has a value.
+/// Values of a schedule's parameters, by name. A parameter that has a default always has a value.
 pub trait Arguments {
     /// Returns the number of optimizer steps.
     fn total_steps(&self) -> u64;
@@ -65,18 +65,18 @@ pub trait Arguments {
     /// Returns the length of the warm-up before the schedule, or `None` without a warm-up.
     fn warmup(&self) -> Option<u64>;
 
-    /// Returns a number; `None` where it is not given and has no default.
+    /// Returns the value of a floating-point parameter, or `None` if it was not set and has no default.
     fn number(&self, name: &str) -> Option<f64>;
 
-    /// Returns a whole number; `None` where it is not given and has no default.
+    /// Returns the value of a whole-number parameter, or `None` if it was not set and has no default.
     fn whole(&self, name: &str) -> Option<u64>;
 
-    /// Returns a list of steps.
+    /// Returns the value of a parameter that is a list of steps.
     fn steps(&self, name: &str) -> Vec<u64>;
 }
 
 impl NamedSchedule {
-    /// Returns all of them.
+    /// Returns all named schedules.
     #[must_use]
     pub fn all() -> &'static [Self] {
         SCHEDULES

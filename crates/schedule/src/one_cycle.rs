@@ -1,4 +1,4 @@
-//! One cycle: the rate up and down again, the momentum the other way round.
+//! One-cycle schedules: the rate rises and falls, and the momentum moves the other way.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +38,8 @@ pub struct OneCycle {
     pub max_momentum: f64,
     /// Shape of the rise and the fall.
     pub anneal: Anneal,
-    /// Goes down to the initial rate in as many steps as up, and then on to the final rate, instead of down in one
-    /// piece.
+    /// `true` for three phases: the rate falls to the initial rate in as many steps as it rose, and then to the final
+    /// rate. `false` for two phases: the rate falls to the final rate at once after its rise.
     pub three_phase: bool,
 }
 
@@ -55,8 +55,8 @@ pub enum Anneal {
 }
 
 impl OneCycle {
-    /// A cycle with torch's defaults: 0.3 of the steps up, divisors 25 and 10 000, momentum between
-    /// 0.85 and 0.95, cosine, two phases.
+    /// Creates a cycle with torch's defaults: `pct_start` 0.3, divisors 25 and 10 000, momentum between 0.85 and 0.95,
+    /// cosine annealing, two phases.
     #[must_use]
     pub fn new(max_lr: f64, total_steps: u64) -> Self {
         Self {
@@ -156,11 +156,11 @@ struct Phase {
 
 /// Settings of a one-cycle schedule as in fastai's `fit_one_cycle`.
 ///
-/// The rate goes from `max_lr / div` to `max_lr` in the first `pct_start` of the steps, then down to
-/// `max_lr / div_final`, both ways by half a cosine; the momentum goes from `moms[0]` to `moms[1]` and
-/// on to `moms[2]`. The last step of the cycle is one short of its end, as there: step `total_steps`
-/// and those after it have the last values. It differs from [`OneCycle`] in its defaults, in what
-/// `div_final` divides and in where the highest rate falls: on step `pct_start * total_steps`.
+/// The rate goes from `max_lr / div` to `max_lr` in the first `pct_start` of the steps, then down to `max_lr /
+/// div_final`, both ways by half a cosine; the momentum goes from `moms[0]` to `moms[1]` and on to `moms[2]`. As in
+/// fastai, the last step of the cycle is one short of its end: step `total_steps` and later ones have the final values.
+/// It differs from [`OneCycle`] in its defaults, in `div_final`, which divides `max_lr`, and in the step of the maximum
+/// rate, which is `pct_start * total_steps`.
 ///
 /// ```
 /// use brigade_schedule::{FitOneCycle, Schedule};
@@ -188,8 +188,8 @@ pub struct FitOneCycle {
 }
 
 impl FitOneCycle {
-    /// A cycle with fastai's defaults: 0.25 of the steps up, divisors 25 and 100 000, momentum between
-    /// 0.95 and 0.85.
+    /// Creates a cycle with fastai's defaults: `pct_start` 0.25, divisors 25 and 100 000, momentum between 0.95 and
+    /// 0.85.
     #[must_use]
     pub fn new(max_lr: f64, total_steps: u64) -> Self {
         Self {

@@ -1,15 +1,15 @@
-//! A rate that goes down when a metric stops getting better.
+//! A learning rate that is reduced when a metric stops improving.
 
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{bad, rate};
 use crate::ScheduleError;
 
-/// torch's `ReduceLROnPlateau`: multiplies the rate by `factor` once more than `patience` metrics in a
-/// row were no better than the best so far.
+/// Reduces the learning rate when a metric stops improving, like torch's `ReduceLROnPlateau`: multiplies the rate by
+/// `factor` after more than `patience` consecutive metrics that did not improve on the best one.
 ///
-/// A pure state machine: [`Plateau::start`] gives the first state, [`Plateau::after`] the one after a
-/// metric. The state is what a checkpoint saves.
+/// It is a pure state machine: [`Plateau::start`] returns the initial state, [`Plateau::after`] the state after a
+/// metric. A checkpoint contains the state.
 ///
 /// ```
 /// use brigade_schedule::Plateau;
@@ -39,7 +39,7 @@ pub struct Plateau {
     pub cooldown: u64,
     /// Minimum learning rate.
     pub min_lr: f64,
-    /// Minimum reduction of the rate: smaller ones are left out.
+    /// Minimum reduction of the rate. Smaller reductions are not applied.
     pub eps: f64,
 }
 
@@ -54,7 +54,7 @@ pub enum Mode {
     Max,
 }
 
-/// Minimum improvement over the best metric that counts as one.
+/// Minimum difference from the best metric that counts as an improvement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Threshold {
@@ -80,8 +80,8 @@ pub struct PlateauState {
 }
 
 impl Plateau {
-    /// torch's defaults: lower is better, a tenth of the rate after more than 10 metrics that are not
-    /// better by a ten-thousandth, no cooldown.
+    /// Creates a schedule with torch's defaults: mode `Min`, factor 0.1, patience 10, relative threshold 1e-4, no
+    /// cooldown.
     #[must_use]
     pub fn new(lr: f64) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl Plateau {
     /// Checks that the settings are in their ranges.
     ///
     /// # Errors
-    /// A rate or threshold that is negative or not finite, a factor that is not below 1.
+    /// Fails for a rate or threshold that is negative or not finite, or for a factor that is not below 1.
     pub fn check(&self) -> Result<(), ScheduleError> {
         rate("rate", self.lr)?;
         rate("lowest rate", self.min_lr)?;

@@ -1,4 +1,4 @@
-//! What the curves are at their ends, and what makes none.
+//! Tests of the curves at their ends, and of invalid arguments.
 
 use super::*;
 

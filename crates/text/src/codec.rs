@@ -1,4 +1,4 @@
-//! Conversion of single texts to a model's input, and its serialised settings.
+//! Conversion of single texts to a model's input, and its settings.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -63,12 +63,12 @@ impl TextCodec {
         Self { tokenizer, vocabulary, backwards: false, pad_id: None }
     }
 
-    /// Creates a codec from its settings, as [`ItemCodec::describe`] has written them, with the tokenizer that they
-    /// were made with: for tokenizers that have files of their own, such as Hugging Face's.
+    /// Creates a codec from the settings that [`ItemCodec::describe`] returned, with the tokenizer of the original
+    /// codec. For tokenizers that are stored in files of their own, such as Hugging Face's.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of another kind or a later version, and for a
-    /// different tokenizer.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of another kind or of a later version, and for
+    /// another tokenizer.
     pub fn from_settings(
         settings: &serde_json::Value,
         tokenizer: Arc<dyn Tokenizer>,
@@ -90,21 +90,21 @@ impl TextCodec {
         Ok(Self { tokenizer, vocabulary: Arc::new(vocabulary), backwards, pad_id })
     }
 
-    /// Sets whether texts are read from their last token to their first.
+    /// Sets whether texts are read backwards, from their last token to their first. Defaults to `false`.
     #[must_use]
     pub fn backwards(mut self, backwards: bool) -> Self {
         self.backwards = backwards;
         self
     }
 
-    /// Sets the number of the token that fills up, which texts are shown without.
+    /// Sets the id of the padding token, which is left out when texts are displayed. `None` if there is no padding.
     #[must_use]
     pub fn pad_id(mut self, id: Option<i64>) -> Self {
         self.pad_id = id;
         self
     }
 
-    /// Returns the number of the token that fills up, where there is one.
+    /// Returns the id of the padding token, if there is one.
     #[must_use]
     pub fn padding(&self) -> Option<i64> {
         self.pad_id
@@ -117,22 +117,22 @@ impl TextCodec {
         codec.downcast_ref()
     }
 
-    /// Returns what splits texts.
+    /// Returns the tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Arc<dyn Tokenizer> {
         &self.tokenizer
     }
 
-    /// Returns the numbers of tokens.
+    /// Returns the vocabulary.
     #[must_use]
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// Returns the numbers of a text's tokens.
+    /// Returns the token ids of a text.
     ///
     /// # Errors
-    /// Fails if the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
+    /// Fails if the tokenizer rejects the text, or the vocabulary has neither a token nor an unknown token.
     pub fn ids(&self, text: &str) -> Result<Vec<i64>> {
         let mut tokens = TokenList::new();
         self.tokenizer.tokenize(text, &mut tokens).map_err(TextError::from)?;
@@ -144,9 +144,9 @@ impl TextCodec {
         Ok(ids)
     }
 
-    /// Returns a loader of texts for prediction, without targets, the longest first, padded by chunks of `seq_len`
-    /// tokens (72 in fastai): fastai's `test_dl`. A Learner returns its predictions in the order of the texts. The
-    /// texts are tokenized on all processors, and their tokens kept in memory.
+    /// Creates a loader of texts for prediction, without targets, the longest first, padded in chunks of `seq_len`
+    /// tokens (fastai: 72): fastai's `test_dl`. A Learner returns its predictions in the original order of the texts.
+    /// Texts are tokenized on all cores, and their tokens are kept in memory.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -163,7 +163,7 @@ impl TextCodec {
     /// ```
     ///
     /// # Errors
-    /// Fails if texts cannot be read or tokenized, or one has no token.
+    /// Fails if texts cannot be read or tokenized, or a text has no tokens.
     pub fn loader(
         &self,
         texts: &TextSource,
@@ -181,7 +181,7 @@ impl TextCodec {
         Ok(DataLoader::new(data).batch_size(batch_size).sampler(sampler))
     }
 
-    /// Joins the tokens with these ids by spaces, without padding.
+    /// Returns the tokens with these ids as a string, joined by spaces and without padding.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for an id that the vocabulary does not have.
@@ -264,11 +264,11 @@ impl ItemCodec for TextCodec {
     }
 }
 
-/// Creates the codec of a kind from its settings, as [`ItemCodec::describe`] has written them: the codec of texts, or
-/// one of [`brigade_learn::data::codec_from`]. Pass it to `Predictor::load_with`.
+/// Creates a codec from its kind and the settings that [`ItemCodec::describe`] returned: a [`TextCodec`], or one of the
+/// codecs of [`brigade_learn::data::codec_from`]. Pass this function to `Predictor::load_with`.
 ///
 /// # Errors
-/// Fails for an unknown kind, or settings of another kind or a later version.
+/// Fails for an unknown kind, and for settings of another kind or of a later version.
 pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
     if kind != KIND {
         return data::codec_from(kind, settings);

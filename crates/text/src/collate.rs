@@ -1,4 +1,4 @@
-//! Collation of token sequences into batches for transformers, as Hugging Face's collators do it.
+//! Collation of token sequences to batches for transformers, like Hugging Face's collators.
 
 use brigade_data::{Batch, DataError};
 use brigade_rank_env::text::counted;
@@ -34,7 +34,7 @@ pub struct Sequence {
     pub type_ids: Option<Vec<i64>>,
     /// Special-token mask: `true` for each token that the tokenizer has added, such as `[CLS]`.
     pub special: Option<Vec<bool>>,
-    /// Index of the word that each token is a part of, or `None` for a token outside of words.
+    /// Index of the word that each token is a part of, or `None` for a token that belongs to no word.
     pub words: Option<Vec<Option<u32>>>,
     /// Label of the sequence.
     pub label: Option<SequenceLabel>,
@@ -47,20 +47,20 @@ pub enum SequenceLabel {
     Class(i64),
     /// Regression target: `f32 [rows]` in a batch.
     Number(f32),
-    /// Several regression targets, or 0 and 1 for several classes: `f32 [rows, n]` in a batch.
+    /// Several regression targets, or a 0 or 1 for each of several classes: `f32 [rows, n]` in a batch.
     Numbers(Vec<f32>),
-    /// Class of each token: `i64 [rows, tokens]` in a batch, -100 at padding. See [`align_labels`].
+    /// A class for each token: `i64 [rows, tokens]` in a batch, with -100 for padding. See [`align_labels`].
     Tokens(Vec<i64>),
 }
 
 impl Sequence {
-    /// Creates a sequence from the ids of its tokens.
+    /// Creates a sequence from token ids.
     #[must_use]
     pub fn new(ids: Vec<i64>) -> Self {
         Self { ids, ..Self::default() }
     }
 
-    /// Sets the token type ids: the index of each token's text in a pair.
+    /// Sets the token type ids: for each token the index of its text in a pair.
     #[must_use]
     pub fn type_ids(mut self, type_ids: Vec<i64>) -> Self {
         self.type_ids = Some(type_ids);
@@ -74,7 +74,7 @@ impl Sequence {
         self
     }
 
-    /// Sets the index of the word that each token is a part of.
+    /// Sets the index of the word that each token is a part of, or `None` for a token that belongs to no word.
     #[must_use]
     pub fn words(mut self, words: Vec<Option<u32>>) -> Self {
         self.words = Some(words);
@@ -129,8 +129,8 @@ impl From<&Encoding> for Sequence {
     }
 }
 
-/// A batch of sequences. The struct is for user-defined loops; for a Learner, [`masked`](Self::masked) and
-/// [`typed`](Self::typed) return the tuples that its models take.
+/// A batch of sequences, as a struct for user-defined loops. For a Learner, [`masked`](Self::masked) and
+/// [`typed`](Self::typed) convert it to the tuples that its models take.
 #[derive(Batch, Debug)]
 #[batch(crate = "brigade_data")]
 pub struct SequenceBatch {
@@ -153,7 +153,7 @@ impl SequenceBatch {
     /// Returns `((input_ids, attention_mask, token_type_ids), labels)`, with type ids of 0 if the sequences have none.
     ///
     /// # Errors
-    /// Returns the errors of libtorch.
+    /// Fails if libtorch fails.
     #[allow(clippy::type_complexity, reason = "the tuple is what a Learner takes")]
     pub fn typed(self) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>)> {
         let types = match self.token_type_ids {
@@ -164,7 +164,7 @@ impl SequenceBatch {
     }
 }
 
-/// Collator of sequences: pads them to one length, and optionally makes labels from their own tokens.
+/// Collates sequences to batches: pads them to one length and, for language models, uses their tokens as labels.
 ///
 /// ```
 /// use brigade_text::{Sequence, SequenceCollator};
@@ -197,8 +197,8 @@ enum Objective {
 }
 
 impl SequenceCollator {
-    /// Pads sequences on the right to the longest one of a batch, with this token: `DataCollatorWithPadding`, and with
-    /// [`SequenceLabel::Tokens`] `DataCollatorForTokenClassification`.
+    /// Creates a collator that pads sequences on the right with the token `pad_id`, to the length of the longest one in
+    /// the batch: `DataCollatorWithPadding`, or with [`SequenceLabel::Tokens`] `DataCollatorForTokenClassification`.
     #[must_use]
     pub fn new(pad_id: i64) -> Self {
         Self {
@@ -219,31 +219,32 @@ impl SequenceCollator {
         self
     }
 
-    /// Sets the type id of padding. Defaults to 0.
+    /// Sets the token type id of padding. Defaults to 0.
     #[must_use]
     pub fn pad_type_id(mut self, id: i64) -> Self {
         self.pad_type_id = id;
         self
     }
 
-    /// Pads to this length instead of the longest sequence's: `padding="max_length"`. A longer sequence is an error.
+    /// Sets the length to which all sequences are padded, instead of that of the longest one: `padding="max_length"`. A
+    /// longer sequence is an error.
     #[must_use]
     pub fn max_length(mut self, tokens: usize) -> Self {
         self.length = Some(tokens);
         self
     }
 
-    /// Rounds lengths up to a multiple of this number: `pad_to_multiple_of`, for tensor cores (8), or to have few
-    /// different shapes.
+    /// Rounds the padded length up to a multiple of `tokens`, for tensor cores (8) or for fewer different shapes:
+    /// `pad_to_multiple_of`.
     #[must_use]
     pub fn multiple_of(mut self, tokens: usize) -> Self {
         self.multiple_of = tokens.max(1);
         self
     }
 
-    /// Sets the model's vocabulary size, so that a token id beyond it is an error that names the token. On the CPU a
-    /// model reports such an id itself; on a GPU the kernel fails and ends the program. The check runs on the host,
-    /// where batches are made.
+    /// Sets the model's vocabulary size, so that a token id that is not below it is an error that names the token. On
+    /// the CPU a model reports such an id itself; on a GPU the kernel fails and ends the program. The check runs on the
+    /// host, where batches are made.
     ///
     /// ```
     /// use brigade_text::{Sequence, SequenceCollator};
@@ -259,27 +260,27 @@ impl SequenceCollator {
     }
 
     /// Uses the tokens themselves as labels, and -100 for padding, like `DataCollatorForLanguageModeling(mlm=False)`.
-    /// As in transformers, labels are not shifted: the loss compares a prediction with the next label. Unlike
-    /// transformers, only padding is left out and not every token with the padding's id, so that a model whose padding
-    /// token is the end-of-text token learns to end.
+    /// As in transformers, labels are not shifted: the loss compares a prediction with the next label. Unlike in
+    /// transformers, only padding is ignored and not every token with the id of the padding token, so that a model
+    /// whose padding token is the end-of-text token learns to end a text.
     #[must_use]
     pub fn causal(mut self) -> Self {
         self.objective = Objective::Causal;
         self
     }
 
-    /// Hides tokens and makes them the labels: `DataCollatorForLanguageModeling`.
+    /// Masks tokens, and uses the original tokens as labels: `DataCollatorForLanguageModeling`.
     #[must_use]
     pub fn masked(mut self, masked: MaskedTokens) -> Self {
         self.objective = Objective::Masked(masked);
         self
     }
 
-    /// Collates sequences into a batch, with a seed for each sequence if tokens are hidden.
+    /// Collates sequences to a batch. `seeds` has a seed for each sequence if tokens are masked.
     ///
     /// # Errors
-    /// [`DataError::EmptyBatch`] without a sequence, [`DataError::Collate`] if only some have type ids or their kinds
-    /// of labels differ, [`DataError::Unfit`] for a sequence that is too long or whose lists differ in length.
+    /// [`DataError::EmptyBatch`] without sequences; [`DataError::Collate`] if only some have type ids, or their labels
+    /// are of different kinds; [`DataError::Unfit`] for a sequence that is too long, or whose lists differ in length.
     pub fn collate(&self, sequences: &[Sequence], seeds: &[u64]) -> Result<SequenceBatch> {
         for (position, sequence) in sequences.iter().enumerate() {
             sequence.check(position)?;

@@ -1,4 +1,4 @@
-//! Texts as token ids, in memory or in files.
+//! Texts as token ids, in memory or in a file.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,9 +10,9 @@ use brigade_torch::Result;
 
 use crate::error::TextError;
 
-/// Texts as token ids, read by ranges: from memory, or from a file that is not read as a whole.
+/// Texts as token ids, which are read by ranges: from memory, or from a file that is never read as a whole.
 ///
-/// Loaders read from several threads at once.
+/// Loaders read from several threads at the same time.
 pub trait Documents: fmt::Debug + Send + Sync {
     /// Returns the number of texts.
     fn len(&self) -> usize;
@@ -25,10 +25,10 @@ pub trait Documents: fmt::Debug + Send + Sync {
     /// Returns the number of tokens of a text, or 0 if `document` is out of range.
     fn tokens(&self, document: usize) -> usize;
 
-    /// Appends the ids of a range of a text's tokens.
+    /// Appends the ids of a range of a text's tokens to `ids`.
     ///
     /// # Errors
-    /// Fails if the range exceeds the text, or the text cannot be read.
+    /// Fails if the range is not inside of the text, or the text cannot be read.
     fn read(&self, document: usize, range: Range<usize>, ids: &mut Vec<i64>) -> Result<()>;
 }
 
@@ -123,7 +123,7 @@ macro_rules! through {
 
 through!(Arc, Box);
 
-/// Selection of texts in any order, such as the training or the validation texts.
+/// Some of the texts, in an order of their own, such as the training or the validation texts.
 ///
 /// ```
 /// use brigade_text::{Documents, Subset};
@@ -140,10 +140,10 @@ pub struct Subset<D> {
 }
 
 impl<D: Documents> Subset<D> {
-    /// Selects the texts at these indices.
+    /// Selects the texts with these indices.
     ///
     /// # Errors
-    /// [`DataError::Index`] for an index out of range.
+    /// [`DataError::Index`] for an index that is not below the number of texts.
     pub fn new(documents: D, indices: Vec<usize>) -> Result<Self> {
         let len = documents.len();
         match indices.iter().find(|index| **index >= len) {
@@ -170,7 +170,7 @@ impl<D: Documents> Documents for Subset<D> {
     }
 }
 
-/// Texts whose tokens are in reverse order: fastai's `backwards`.
+/// The texts with their tokens in reverse order: fastai's `backwards`.
 #[derive(Clone, Debug)]
 pub struct Backwards<D>(pub D);
 

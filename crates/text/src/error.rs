@@ -1,9 +1,9 @@
-//! Errors of batches of texts and of text Learners.
+//! Errors of datasets of texts and of text Learners.
 
 use brigade_tokens::Error as TokenError;
 use brigade_torch::{Error, ErrorKind};
 
-/// Why texts could not become batches: the detail of an [`Error`].
+/// Reason why a batch of texts could not be made: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {

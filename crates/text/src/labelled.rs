@@ -1,4 +1,4 @@
-//! Texts with labels as batches.
+//! Datasets of texts with labels.
 
 use std::fmt;
 
@@ -10,12 +10,13 @@ use tch::Tensor;
 use crate::documents::read_whole;
 use crate::{Documents, Padding};
 
-/// Data set of texts with a label each, as batches `(ids [rows, longest] of i64, labels)` for text classification.
+/// Dataset of texts with a label each, for a text classifier. Batches are `(ids, labels)`, where ids are `i64 [rows,
+/// longest]`.
 ///
-/// The labels of samples are collated by [`Collate`]: `i64` for a class becomes `i64 [rows]`, `Vec<f32>` for several
-/// classes or numbers `f32 [rows, n]`, and an `Option<i64>` that is `None` no labels.
+/// The labels of a batch are collated by [`Collate`]: `i64` for a class becomes `i64 [rows]`, `Vec<f32>` for several
+/// classes or numbers becomes `f32 [rows, n]`, and an `Option<i64>` of `None` becomes a batch without labels.
 ///
-/// Rows are as long as the longest of their batch, so texts of similar length should be batched together: see
+/// Rows are padded to the longest text of their batch, so that texts of similar length should be in one batch: see
 /// [`SortedSampler`](crate::SortedSampler).
 ///
 /// ```
@@ -37,14 +38,14 @@ pub struct LabelledTexts<D, L> {
     padding: Padding,
 }
 
-/// Texts without labels, to predict.
+/// Dataset of texts without labels, for prediction.
 pub type UnlabelledTexts = LabelledTexts<Box<dyn Documents>, Option<i64>>;
 
 impl<D: Documents, L> LabelledTexts<D, L> {
-    /// Takes texts and a label for each.
+    /// Creates a dataset of texts with a label for each.
     ///
     /// # Errors
-    /// [`DataError::Unfit`] when there are not as many labels as texts, or a text has no token.
+    /// [`DataError::Unfit`] if the numbers of labels and texts differ, or a text has no tokens.
     pub fn new(documents: D, labels: Vec<L>, padding: Padding) -> Result<Self> {
         let texts = documents.len();
         if labels.len() != texts {
@@ -65,8 +66,8 @@ impl<D: Documents, L> LabelledTexts<D, L> {
         Ok(Self { documents, labels, padding })
     }
 
-    /// Returns the number of tokens of each text: what [`SortedSampler`](crate::SortedSampler) and
-    /// [`LengthGrouped`](crate::LengthGrouped) take.
+    /// Returns the number of tokens of each text, for [`SortedSampler`](crate::SortedSampler) and
+    /// [`LengthGrouped`](crate::LengthGrouped).
     #[must_use]
     pub fn lengths(&self) -> Vec<usize> {
         (0..self.documents.len()).map(|text| self.documents.tokens(text)).collect()

@@ -1,14 +1,14 @@
-//! What texts are labelled with.
+//! Labels of texts.
 
 use std::collections::{BTreeSet, HashMap};
 
 use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The target that losses and metrics leave out, as in PyTorch.
+/// Target that losses and metrics ignore: PyTorch's `ignore_index`.
 pub const IGNORED: i64 = -100;
 
-/// The names of classes and their numbers: fastai's `CategoryMap`.
+/// The names of classes, numbered from 0: fastai's `CategoryMap`.
 ///
 /// ```
 /// use brigade_text::Categories;
@@ -28,19 +28,19 @@ pub struct Categories {
 }
 
 impl Categories {
-    /// Takes the labels of texts: their names, sorted, each once.
+    /// Creates categories from the labels of texts: the distinct labels, sorted.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is none.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if there are no labels.
     pub fn of<S: Into<String>>(labels: impl IntoIterator<Item = S>) -> Result<Self> {
         let names: BTreeSet<String> = labels.into_iter().map(Into::into).collect();
         Self::new(names)
     }
 
-    /// Takes names in their order.
+    /// Creates categories with these names, in the given order.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is none, or one twice.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the list is empty or contains a name twice.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let mut numbers = HashMap::with_capacity(names.len());
@@ -59,7 +59,7 @@ impl Categories {
         Ok(Self { names, numbers })
     }
 
-    /// Returns the names, by number.
+    /// Returns the names in the order of their numbers.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names
@@ -81,7 +81,7 @@ impl Categories {
         })
     }
 
-    /// Returns a row of 0 and 1 for each class, 1 for those of `labels`.
+    /// Returns a multi-hot row: 1 for each class in `labels`, 0 for the others.
     ///
     /// # Errors
     /// Returns the same errors as [`number`](Self::number).

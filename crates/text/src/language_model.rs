@@ -1,4 +1,4 @@
-//! Texts as the streams of a language model.
+//! Datasets of texts for language models.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::Documents;
 use crate::labels::IGNORED;
 use crate::stream::Stream;
 
-/// Texts as batches for a language model, `(x [rows, tokens], y [rows, tokens])` of `i64`, `y` being the token after
-/// each one of `x`: fastai's `LMDataLoader`.
+/// Dataset of texts for a language model, like fastai's `LMDataLoader`. Batches are `(x, y)` of `i64 [rows, tokens]`,
+/// where `y` contains the next token for each one of `x`.
 ///
-/// The texts are put one after the other, and the whole is cut into `rows` streams of one length, which are read side
-/// by side: sample `k` of the data set is row `k % rows` at step `k / rows`, and has `seq_len` tokens, or fewer at the
-/// last step. So row `i` of a batch goes on where row `i` of the batch before has ended, and a model's state can be
-/// kept. What does not divide by `rows` is left out at the end, unless [`every_token`](Self::every_token).
+/// The texts are concatenated, and the result is cut into `rows` streams of equal length, which are read in parallel:
+/// sample `k` of the dataset is row `k % rows` at step `k / rows`, and has `seq_len` tokens, or fewer at the last step.
+/// So row `i` of a batch continues row `i` of the batch before, and a model can keep its hidden state. The tokens at
+/// the end that do not fill all rows are left out, unless [`every_token`](Self::every_token) is set.
 ///
-/// `rows` is the batch size of all ranks together. Under the sharding rule of an Accelerator, with
-/// `split_batches` or without, rank `r` of `w` has the rows `r * rows / w` on at every step; a loader whose batches do
-/// not fit is refused at its first batch. The other rules of sharding, torch's and fastai's, break the streams.
+/// `rows` is the batch size of all ranks together. With Accelerate's sharding scheme, with or without `split_batches`,
+/// rank `r` of `w` has the rows from `r * rows / w` on at every step; a loader whose batches have other samples fails
+/// at its first batch. The other schemes, torch's and fastai's, break the streams.
 ///
-/// The loader must not shuffle: the data set itself puts its texts in a new order in each epoch where
-/// [`shuffle`](Self::shuffle) says so, by the loader's seed. The texts are neither copied nor read before a batch
-/// needs them; an order of theirs takes 16 bytes for each text.
+/// The loader must not shuffle. With [`shuffle`](Self::shuffle), the dataset itself puts its texts in a new order in
+/// each epoch, by the loader's seed. Texts are not copied, and are read when a batch needs them; an order takes 16
+/// bytes for each text.
 ///
 /// ```
 /// use brigade_data::DataLoader;
@@ -60,10 +60,10 @@ pub struct LanguageModelData<D> {
 type StreamKey = Option<(u64, u64)>;
 
 impl<D: Documents> LanguageModelData<D> {
-    /// Makes the streams of texts: `rows` of them, read `seq_len` tokens at a time (fastai: 72).
+    /// Creates a dataset of `rows` streams, of which each batch contains `seq_len` tokens (fastai: 72).
     ///
     /// # Errors
-    /// [`DataError::Unfit`] for no rows, no tokens at a time, and fewer tokens than make one step of one token.
+    /// [`DataError::Unfit`] if `rows` or `seq_len` is 0, or there are too few tokens for one step of one token.
     pub fn new(documents: D, rows: usize, seq_len: usize) -> Result<Self> {
         let unfit = |message| Err(DataError::Unfit { message }.into());
         if rows == 0 || seq_len == 0 {
@@ -88,16 +88,16 @@ impl<D: Documents> LanguageModelData<D> {
         Ok(Self { documents, rows, seq_len, shuffle: false, every_token: false, tokens, streams })
     }
 
-    /// Sets whether the texts have another order in each epoch (false): for training.
+    /// Sets whether the texts are put in a new order in each epoch, for training. Defaults to `false`.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
         self
     }
 
-    /// Sets whether the tokens that do not divide by the rows count as well (false, as in fastai): the first rows are
-    /// then one token longer, and the others have the target -100 at the last step, which losses leave out. A last
-    /// step can so have few targets; weigh it by their number.
+    /// Sets whether the tokens at the end that do not fill all rows are included. Defaults to `false`, as in fastai. If
+    /// they are, the first rows are one token longer, and the others have the target -100 at the last step, which
+    /// losses ignore. The last step may then have few targets: weight its loss by their number.
     #[must_use]
     pub fn every_token(mut self, every: bool) -> Self {
         self.every_token = every;
@@ -110,7 +110,7 @@ impl<D: Documents> LanguageModelData<D> {
         if self.every_token { self.tokens - 1 } else { self.targets_of_rows() * self.rows }
     }
 
-    /// Returns the number of steps, which are batches of all ranks together, in an epoch.
+    /// Returns the number of steps in an epoch. A step is one batch of all ranks together.
     #[must_use]
     pub fn steps(&self) -> usize {
         self.longest_row().div_ceil(self.seq_len)

@@ -1,4 +1,4 @@
-//! Learners of texts, as fastai's `language_model_learner` and `text_classifier_learner` make them.
+//! Learners of texts, like those of fastai's `language_model_learner` and `text_classifier_learner`.
 
 mod loss;
 mod recurrent;
@@ -25,7 +25,7 @@ pub use self::text_learner::{Generate, TextLearner};
 
 use self::loss::HeadLoss;
 
-/// A pretrained language model of fastai's: its weights, and the words of its rows.
+/// Files of a pretrained language model of fastai: the weights, and the vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PretrainedText {
     /// Weights file: a `.pth` file of fastai or Brigade, or safetensors.
@@ -111,11 +111,11 @@ impl Default for TextLearnerOptions {
 const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 
 /// Creates a Learner of an AWD-LSTM language model, with fastai's parameter groups, momenta of cycles, and AR and TAR.
-/// The hidden state is kept from batch to batch and is a part of checkpoints.
+/// The hidden state is kept from batch to batch and is part of checkpoints.
 ///
-/// In training the loss is computed a part of the scores at a time, so [`Learner::state`]'s predictions are the
-/// decoder's inputs, unless [`Learner::train_metrics`] requests metrics of training batches. Metrics get scores with
-/// the words in the last dimension: [`ClassesLast`](brigade_metrics::ClassesLast).
+/// In training the loss is computed in parts, without the logits of the whole batch, so that the predictions in
+/// [`Learner::state`] are the decoder's input, unless metrics of training batches are on ([`Learner::train_metrics`]).
+/// Metrics get logits with the vocabulary in the last dimension: use [`ClassesLast`](brigade_metrics::ClassesLast).
 ///
 /// ```
 /// use brigade_metrics::{Accuracy, ClassesLast, Perplexity};
@@ -189,8 +189,8 @@ pub fn language_model_learner(
 /// ```
 ///
 /// # Errors
-/// Returns the same errors as [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] if the number
-/// of outputs is unknown.
+/// Returns the same errors as [`language_model_learner`], and [`brigade_torch::ErrorKind::InvalidArgument`] if the
+/// number of outputs is not known.
 pub fn text_classifier_learner(
     accelerator: &Accelerator,
     data: TextData,

@@ -1,7 +1,7 @@
-//! Texts as batches of tensors, on one process or many, and the Learners that train on them.
+//! Batches of tensors from texts, on one process or many, and Learners that train on them.
 //!
-//! Tokens come from `brigade-tokens`, which has no tensors. This crate has streams for language models, sorted and
-//! packed batches for classifiers, collators, and fastai's text Learners.
+//! Tokenizers are in `brigade-tokens`, which does not use tensors. This crate contains datasets for language models,
+//! samplers that sort by length for classifiers, packing and collators for transformers, and fastai's text Learners.
 //!
 //! ```
 //! use brigade_data::DataLoader;
@@ -20,19 +20,19 @@
 //!
 //! # How tokens become batches
 //!
-//! Nothing is copied after tokenizing: `Documents` (`documents.rs`) reads ranges of texts, and parts, directions and
-//! orders are views of it. `Stream` is all texts one after the other. [`LanguageModelData`] cuts it into as many rows
-//! as all ranks have together, and numbers its samples so that the usual rule of sharding gives each rank the same
-//! rows at every step; a batch with other samples is refused. So hidden states stay with their rows without a
-//! message.
+//! Token ids are not copied after tokenization: `Documents` (`documents.rs`) reads ranges of texts, and subsets,
+//! reversed texts and orders are views of it. `Stream` is the concatenation of all texts. [`LanguageModelData`] cuts it
+//! into as many rows as all ranks have together, and numbers its samples so that Accelerate's sharding scheme gives
+//! each rank the same rows at every step; a batch with other samples is an error. So each rank keeps the hidden states
+//! of its rows without communication.
 //!
-//! The sorted order is a sampler of samples, not of batches: rounds of batches are pieces of it, which all ranks
-//! share. fastai gives each rank a block.
+//! [`SortedSampler`] orders samples, not batches: each round is a piece of the order that all ranks share, so that they
+//! have texts of similar length. fastai gives each rank a block of the order.
 //!
 //! The loss of a language model is computed together with its head ([`brigade_torch`], `cross_entropy.rs`). With the
-//! Accelerator it is a part of the model's forward (`Labelled`), because the reducer covers what goes through the
-//! forward. With a Learner a callback switches the head for the time of a fit (`learner/loss.rs`), because metrics
-//! and predictions need scores.
+//! Accelerator it is part of the model's forward (`Labelled`), because the reducer covers only the parameters that the
+//! forward uses. With a Learner, a callback switches the head during a fit (`learner/loss.rs`), because metrics and
+//! predictions need logits.
 
 mod codec;
 mod collate;

@@ -1,4 +1,4 @@
-//! Loaders of texts: from a folder or a table to batches.
+//! Loaders of texts from folders, tables and files of lines.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -39,18 +39,17 @@ pub enum TextTarget {
     Number,
 }
 
-/// Builder of text loaders for a language model or a classifier, by the rules of fastai's `TextDataLoaders`.
+/// Builder of loaders of texts for a language model or a classifier, by the rules of fastai's `TextDataLoaders`.
 ///
-/// Texts are tokenized on all processors. Tokens are counted (including those of validation texts, as in fastai),
-/// converted to ids by a vocabulary of the most common ones, and collated into batches: for a classifier sorted by
-/// length and padded in front by chunks ([`SortedSampler`](crate::SortedSampler),
-/// [`Padding::chunks`](crate::Padding::chunks)), for a language model as streams
-/// ([`LanguageModelData`](crate::LanguageModelData)). The loss and the class names that belong to the targets are
-/// included.
+/// Texts are tokenized on all cores. Their tokens are counted, including those of validation texts, as in fastai, and
+/// converted to ids by a vocabulary of the most common ones. Batches for a classifier are sorted by length and padded
+/// in front in chunks ([`SortedSampler`](crate::SortedSampler), [`Padding::chunks`](crate::Padding::chunks)); batches
+/// for a language model are parts of streams ([`LanguageModelData`](crate::LanguageModelData)). The loaders also
+/// contain the loss for the targets and the names of the classes.
 ///
-/// All ranks call [`loaders`](Self::loaders) and get the same data; if one fails, all get an error. With a
-/// [`cache`](Self::cache), one process of each host tokenizes the texts and the others read its file; without it, every
-/// rank tokenizes them.
+/// All ranks call [`loaders`](Self::loaders) and get the same data; if one rank fails, all return an error. With a
+/// [`cache`](Self::cache), one process of each host tokenizes the texts and the others read its file; without a cache,
+/// every rank tokenizes all texts.
 ///
 /// ```
 /// use brigade_text::TextLoaders;
@@ -82,7 +81,7 @@ pub struct TextLoaders {
     options: Options,
 }
 
-/// Batches of token ids and targets: `(i64 [rows, tokens], …)`.
+/// Dataset whose batches are token ids and targets: `(i64 [rows, tokens], …)`.
 pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 
 /// Loaders of texts for a user-defined loop, with the vocabulary, tokenizer and classes that they were made with.
@@ -120,7 +119,7 @@ pub struct TextDataLoaders {
     pub codec: TextCodec,
 }
 
-/// Loaders of texts for a Learner, and the data with which they were made.
+/// Loaders of texts for a Learner, with the vocabulary, tokenizer and classes that they were made with.
 #[derive(Debug)]
 pub struct TextData {
     /// Loaders of the texts, for a Learner.
@@ -145,7 +144,7 @@ enum Origin {
 /// Selection of the validation texts.
 #[derive(Clone, Debug)]
 enum Part {
-    /// Texts that the source marks, or a random share if it marks none.
+    /// The validation texts that the source marks, or a random share if it marks none.
     Source,
     Share(f64),
     Indices(Vec<usize>),
@@ -190,31 +189,31 @@ impl Options {
 }
 
 impl TextLoaders {
-    /// Uses the files `train/CLASS/FILE.txt` and `valid/CLASS/FILE.txt` below a folder, or all files below it if the
-    /// validation texts are selected otherwise.
+    /// Reads the files `train/CLASS/FILE.txt` and `valid/CLASS/FILE.txt` below a folder. If validation texts are chosen
+    /// in another way, reads all text files below the folder.
     pub fn from_folder(path: impl Into<PathBuf>) -> Self {
         let (train, valid) = ("train".to_owned(), "valid".to_owned());
         Self::new(Origin::Folder { path: path.into(), train, valid })
     }
 
-    /// Uses the rows of a CSV file: its column `text`, and its columns `label` and `is_valid` if it has them.
+    /// Reads the rows of a CSV file: its column `text`, and its columns `label` and `is_valid` if it has them.
     pub fn from_csv(path: impl Into<PathBuf>) -> Self {
         Self::from_csv_with(path, CsvOptions::new())
     }
 
-    /// Uses the rows of a table, with the columns that the options name.
+    /// Reads the rows of a CSV file with options for its columns and format.
     pub fn from_csv_with(path: impl Into<PathBuf>, options: CsvOptions) -> Self {
         let path = path.into();
         Self::from_source(move || options.open(path))
     }
 
-    /// Uses the lines of a file, each a text, or a JSON object with one.
+    /// Reads the lines of a file, each of which is a text, or a JSON object that contains one.
     pub fn from_lines(path: impl Into<PathBuf>, options: LinesOptions) -> Self {
         let path = path.into();
         Self::from_source(move || options.open(path))
     }
 
-    /// Uses the rows of Parquet files, one file after the other, with the columns that the options name.
+    /// Reads the rows of Parquet files, one file after the other, with options for their columns.
     #[cfg(feature = "parquet")]
     pub fn from_parquet<P: Into<PathBuf>>(
         paths: impl IntoIterator<Item = P>,
@@ -224,7 +223,7 @@ impl TextLoaders {
         Self::from_source(move || options.open(paths))
     }
 
-    /// Uses texts with a label each. For texts without labels see [`from_source`](Self::from_source).
+    /// Uses texts in memory with a label each. For texts without labels see [`from_source`](Self::from_source).
     pub fn from_texts<T: Into<String>, L: Into<String>>(
         texts: impl IntoIterator<Item = (T, L)>,
     ) -> Self {
@@ -233,7 +232,8 @@ impl TextLoaders {
         Self::from_source(|| TextSource::memory(texts)?.with_labels(labels))
     }
 
-    /// Uses texts of any source, which a function opens, so that a failure on one rank becomes an error on all ranks.
+    /// Uses the texts of any source. The source is opened by a function, so that a failure on one rank becomes an error
+    /// on all ranks.
     ///
     /// ```
     /// use brigade_text::TextLoaders;
@@ -268,8 +268,8 @@ impl TextLoaders {
         Self { origin, options }
     }
 
-    /// Sets the names of the folders with the training and validation texts. Defaults to `train` and `valid`. Has no
-    /// effect if the texts do not come from a folder.
+    /// Sets the names of the folders of training and of validation texts. Has no effect if texts do not come from a
+    /// folder. Defaults to `train` and `valid`.
     #[must_use]
     pub fn folders(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
         if let Origin::Folder { train: of_train, valid: of_valid, .. } = &mut self.origin {
@@ -278,36 +278,36 @@ impl TextLoaders {
         self
     }
 
-    /// Selects batches for a language model, whose targets are the next tokens: fastai's `is_lm=True`.
+    /// Creates loaders for a language model, whose targets are the next tokens: fastai's `is_lm=True`.
     #[must_use]
     pub fn language_model(mut self) -> Self {
         self.options.language_model = true;
         self
     }
 
-    /// Sets the kind of target of a text. Defaults to one class.
+    /// Sets the kind of target of a text. Defaults to a single class.
     #[must_use]
     pub fn target(mut self, target: TextTarget) -> Self {
         self.options.target = target;
         self
     }
 
-    /// Validates with a share of the texts, drawn at random by the seed. Defaults to a fifth, unless the source marks
-    /// its validation texts.
+    /// Sets the share of the texts, drawn at random by the seed, that are validation texts. Defaults to 0.2, unless the
+    /// source marks its validation texts.
     #[must_use]
     pub fn valid_share(mut self, share: f64) -> Self {
         self.options.part = Part::Share(share);
         self
     }
 
-    /// Validates with the texts at these indices, in the source's order.
+    /// Sets the indices of the validation texts, in the source's order.
     #[must_use]
     pub fn valid_indices(mut self, indices: impl IntoIterator<Item = usize>) -> Self {
         self.options.part = Part::Indices(indices.into_iter().collect());
         self
     }
 
-    /// Uses all texts for training, and none for validation.
+    /// Uses all texts for training and none for validation.
     #[must_use]
     pub fn without_validation(mut self) -> Self {
         self.options.part = Part::None;
@@ -321,7 +321,7 @@ impl TextLoaders {
         self
     }
 
-    /// Sets the vocabulary, such as that of a language model, instead of building one from token counts.
+    /// Sets the vocabulary, such as that of a language model. By default it is built from the texts' tokens.
     #[must_use]
     pub fn vocabulary(mut self, vocabulary: impl Into<Arc<Vocabulary>>) -> Self {
         self.options.vocabulary = Some(vocabulary.into());
@@ -335,51 +335,51 @@ impl TextLoaders {
         self
     }
 
-    /// Sets the maximum number of tokens in the vocabulary. Defaults to 60,000.
+    /// Sets the maximum size of the vocabulary. Defaults to 60,000.
     #[must_use]
     pub fn max_vocab(mut self, tokens: usize) -> Self {
         self.options.counting = self.options.counting.max_size(tokens);
         self
     }
 
-    /// Sets the padding token, which the vocabulary must have for a classifier. Defaults to `xxpad`.
+    /// Sets the padding token, which the vocabulary must contain for a classifier. Defaults to `xxpad`.
     #[must_use]
     pub fn pad_token(mut self, token: impl Into<String>) -> Self {
         self.options.pad_token = token.into();
         self
     }
 
-    /// Sets the number of tokens that a language model reads at a time, and the chunk length by which a classifier's
-    /// texts are padded. Defaults to 72.
+    /// Sets the sequence length in tokens: the length of a language model's batches, and of the chunks by which a
+    /// classifier's texts are padded. Defaults to 72.
     #[must_use]
     pub fn seq_len(mut self, tokens: usize) -> Self {
         self.options.seq_len = tokens;
         self
     }
 
-    /// Reads texts from their last token to their first.
+    /// Sets whether texts are read backwards, from their last token to their first. Defaults to `false`.
     #[must_use]
     pub fn backwards(mut self, backwards: bool) -> Self {
         self.options.backwards = backwards;
         self
     }
 
-    /// Sets whether training visits texts in a new random order in each epoch. Otherwise a language model reads them in
-    /// their own order, and a classifier the longest first. Defaults to `true`.
+    /// Sets whether training visits texts in an order that is new in each epoch. Without that, a language model reads
+    /// them in their own order, and a classifier the longest first. Defaults to `true`.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.options.shuffle = shuffle;
         self
     }
 
-    /// Sets whether a smaller last batch of a classifier's training is left out, as in fastai. Defaults to `true`.
+    /// Sets whether a smaller last batch is left out in a classifier's training. Defaults to `true`, as in fastai.
     #[must_use]
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.options.drop_last = drop_last;
         self
     }
 
-    /// Validates a language model also on the tokens that remain when the stream is divided into rows. See
+    /// Sets whether a language model is validated also on the tokens that do not fill all rows. See
     /// [`LanguageModelData::every_token`](crate::LanguageModelData::every_token).
     #[must_use]
     pub fn every_token(mut self, every: bool) -> Self {
@@ -394,26 +394,27 @@ impl TextLoaders {
         self
     }
 
-    /// Sets the seed of a random split and of the order of training. Without one, rank 0 draws it. Rank 0's seed is
-    /// used on all ranks.
+    /// Sets the seed of a random split and of the order of training. All ranks use the seed of rank 0. Defaults to a
+    /// seed that rank 0 draws.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);
         self
     }
 
-    /// Stores the tokens in a folder, from which the next run reads them.
+    /// Sets a folder in which the tokens are cached for later runs.
     #[must_use]
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.options.cache = Some(TokenCache::new(folder));
         self
     }
 
-    /// Creates the loaders, with batches of this many texts, or rows of a language model, on each rank. All ranks have
-    /// to call it, and all fail if one does.
+    /// Creates the loaders. `batch_size` is the number of texts, or of a language model's rows, in a batch of one rank.
+    /// All ranks call it, and if one fails, all fail.
     ///
     /// # Errors
-    /// Fails if texts cannot be read or tokenized, there are too few, labels are invalid, or ranks see different texts.
+    /// Fails if texts cannot be read or tokenized, there are too few, labels do not match the target, or the ranks have
+    /// different texts.
     pub fn loaders(self, accelerator: &Accelerator, batch_size: usize) -> Result<TextData> {
         let loss = self.options.loss();
         let data = self.data_loaders(accelerator, batch_size)?;
@@ -434,9 +435,9 @@ impl TextLoaders {
         Ok(TextData { loaders: loaders.codec(codec), vocabulary, tokenizer, classes })
     }
 
-    /// Creates the loaders for a user-defined loop, as [`loaders`](Self::loaders) does for a Learner. `train` and
-    /// `valid` have to be divided over the ranks by `Accelerator::prepare`; under an Accelerator with `split_batches`,
-    /// a language model's validation must be divided without it, as the Learner does.
+    /// Creates loaders for a user-defined loop, like [`loaders`](Self::loaders) for a Learner. `train` and `valid` are
+    /// not sharded yet: pass them to `Accelerator::prepare`. Under an Accelerator with `split_batches`, the validation
+    /// loader of a language model must be sharded without `split_batches`, as the Learner does it.
     ///
     /// # Errors
     /// Returns the same errors as [`loaders`](Self::loaders).

@@ -1,4 +1,4 @@
-//! Texts in rows of equal length, with little or no padding.
+//! Packing: texts in rows of one length, with little or no padding.
 
 use std::cmp::Reverse;
 
@@ -11,8 +11,8 @@ use crate::collate::block_mask;
 use crate::stream::Stream;
 use crate::{Documents, IGNORED, Sequence, Sequences};
 
-/// Concatenated texts, cut into sequences of equal length: `group_texts` of Hugging Face's examples. The incomplete
-/// sequence at the end is omitted. A [`SequenceCollator`](crate::SequenceCollator) creates the labels.
+/// Concatenated texts, cut into sequences of one length, like `group_texts` of Hugging Face's examples. An incomplete
+/// sequence at the end is left out. A [`SequenceCollator`](crate::SequenceCollator) adds labels.
 ///
 /// ```
 /// use brigade_text::{Blocks, Sequences};
@@ -33,7 +33,7 @@ impl<D: Documents> Blocks<D> {
     /// Cuts texts into sequences of `tokens` tokens.
     ///
     /// # Errors
-    /// [`DataError::Unfit`] if the texts have fewer tokens, or for 0.
+    /// [`DataError::Unfit`] if `tokens` is 0, or the texts have fewer tokens.
     pub fn new(documents: D, tokens: usize) -> Result<Self> {
         let all: usize = (0..documents.len()).map(|document| documents.tokens(document)).sum();
         if tokens == 0 || all < tokens {
@@ -71,12 +71,12 @@ impl<D: Documents> Sequences for Blocks<D> {
     }
 }
 
-/// Packed whole texts, several per row, as batches for a causal language model: with little padding, and no attention
-/// between texts.
+/// Dataset of packed texts for a causal language model: several whole texts in a row, with little padding, where no
+/// text attends to another.
 ///
-/// Rows are filled by first fit decreasing: the longest texts first, each into the first row that has room. Texts that
-/// are longer than a row are cut into pieces, which are treated as texts. The rows are the same on every rank and in
-/// every epoch; a loader shuffles rows.
+/// Rows are filled by first-fit decreasing: the longest texts first, each into the first row that has room. Texts that
+/// are longer than a row are cut into pieces, which count as texts. The rows are the same on every rank and in every
+/// epoch; a loader may shuffle them.
 ///
 /// ```
 /// use brigade_data::DataLoader;
@@ -119,28 +119,28 @@ pub struct PackedBatch {
     pub position_ids: Tensor,
     /// Sequence ids `i64 [rows, tokens]`: the number of the text in its row, from 1, and 0 for padding.
     pub sequence_ids: Tensor,
-    /// Labels, not shifted: the tokens, `i64 [rows, tokens]`, with -100 for padding and for the first token of each
-    /// text, which must not be predicted from the text before it: `DataCollatorWithFlattening`.
+    /// Labels `i64 [rows, tokens]`: the token ids, not shifted, with -100 for padding and for the first token of each
+    /// text, which must not be predicted from the text before it, like `DataCollatorWithFlattening`.
     pub labels: Tensor,
 }
 
 impl PackedBatch {
-    /// Returns the attention mask with which tokens attend only to those of their own text, and with `causal` to none
-    /// after them: `bool [rows, 1, tokens, tokens]`, on the batch's device. The transformers of `brigade_models` accept
-    /// it with `position_ids` in `Tokens`; their outputs are those of each text alone.
+    /// Returns the attention mask `bool [rows, 1, tokens, tokens]` on the batch's device, by which tokens attend only
+    /// to their own text, and with `causal` only to themselves and earlier tokens. Pass it with `position_ids` in the
+    /// `Tokens` of a transformer of `brigade_models`; the outputs are then those of each text alone.
     ///
     /// # Errors
-    /// Returns the errors of libtorch.
+    /// Fails if libtorch fails.
     pub fn attention_mask(&self, causal: bool) -> Result<Tensor> {
         block_mask(&self.sequence_ids, causal)
     }
 }
 
 impl<D: Documents> PackedTexts<D> {
-    /// Packs texts into rows of `tokens` tokens, padded with `pad_id`. It takes 24 bytes for each text.
+    /// Packs texts into rows of `tokens` tokens, padded with `pad_id`. It takes 24 bytes of memory for each text.
     ///
     /// # Errors
-    /// [`DataError::Unfit`] for rows without tokens, and if no text has a token.
+    /// [`DataError::Unfit`] if `tokens` is 0 or all texts are empty.
     pub fn new(documents: D, tokens: usize, pad_id: i64) -> Result<Self> {
         if tokens == 0 {
             let message = "rows of 0 tokens hold no text: give at least 1".to_owned();
@@ -166,7 +166,7 @@ impl<D: Documents> PackedTexts<D> {
         Ok(Self { documents, rows, tokens, pad_id })
     }
 
-    /// Returns the share of the rows' places that are padding, from 0 to 1.
+    /// Returns the share of padding in the rows, from 0 to 1.
     #[must_use]
     pub fn padding(&self) -> f64 {
         let filled: usize = self.rows.iter().flatten().map(|piece| piece.tokens).sum();

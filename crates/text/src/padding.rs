@@ -1,11 +1,11 @@
-//! Texts of several lengths as one tensor.
+//! Padding of texts to one length.
 
 use brigade_data::DataError;
 use brigade_tokens::Side;
 use brigade_torch::{Result, from_vec};
 use tch::Tensor;
 
-/// Padding rule: brings texts to one length.
+/// Rule by which texts are padded to one length.
 ///
 /// ```
 /// use brigade_text::Padding;
@@ -22,34 +22,35 @@ pub struct Padding {
 }
 
 impl Padding {
-    /// Pads on one side, with the token 1: fastai's `pad_input`.
+    /// Creates a padding on one side, with the token id 1: fastai's `pad_input`.
     #[must_use]
     pub fn at(side: Side) -> Self {
         Self { side, chunk: None, id: 1 }
     }
 
-    /// Pads with whole chunks of `seq_len` tokens before a text and with the remainder after it, with the token 1:
-    /// fastai's `pad_chunk` and `Pad_Chunk`, for a classifier that reads `seq_len` tokens at a time (72 in fastai).
-    /// Texts then end in the same chunk, and none begins with padding.
+    /// Creates a padding in chunks, with the token id 1: whole chunks of `seq_len` tokens (fastai: 72) before a text,
+    /// and the rest after it, like fastai's `pad_chunk` and `Pad_Chunk`. A classifier that reads `seq_len` tokens at a
+    /// time needs it, so that all texts end in the same chunk and no chunk begins with padding and continues with a
+    /// text.
     #[must_use]
     pub fn chunks(seq_len: usize) -> Self {
         Self { side: Side::Left, chunk: Some(seq_len.max(1)), id: 1 }
     }
 
-    /// Sets the number of the token that fills rows up.
+    /// Sets the id of the padding token. Defaults to 1.
     #[must_use]
     pub fn id(mut self, id: i64) -> Self {
         self.id = id;
         self
     }
 
-    /// Returns the number of the token that fills rows up.
+    /// Returns the id of the padding token.
     #[must_use]
     pub fn pad_id(&self) -> i64 {
         self.id
     }
 
-    /// Pads a text to `length`. A longer one is unchanged.
+    /// Returns a text padded to `length` tokens. A longer text stays as it is.
     #[must_use]
     pub fn pad(&self, ids: &[i64], length: usize) -> Vec<i64> {
         let mut row = Vec::with_capacity(length);
@@ -69,10 +70,10 @@ impl Padding {
         rows.resize(start + ids.len() + missing, self.id);
     }
 
-    /// Returns the padded texts as a tensor `[texts, longest]` of `i64`.
+    /// Returns the texts as a padded tensor `i64 [texts, longest]`.
     ///
     /// # Errors
-    /// [`DataError::EmptyBatch`] for no text.
+    /// [`DataError::EmptyBatch`] if there are no texts.
     pub fn tensor<T: AsRef<[i64]>>(&self, texts: &[T]) -> Result<Tensor> {
         let longest = texts.iter().map(|text| text.as_ref().len()).max();
         let longest = longest.ok_or(DataError::EmptyBatch)?;

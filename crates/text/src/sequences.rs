@@ -1,4 +1,4 @@
-//! Sequences as a data set.
+//! Datasets of token sequences.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use brigade_torch::Result;
 
 use crate::{Sequence, SequenceBatch, SequenceCollator};
 
-/// Sequences of tokens by index: in memory, or computed when they are read.
+/// A list of token sequences, in memory or made on demand.
 pub trait Sequences: fmt::Debug + Send + Sync {
     /// Returns the number of sequences.
     fn len(&self) -> usize;
@@ -18,13 +18,13 @@ pub trait Sequences: fmt::Debug + Send + Sync {
         self.len() == 0
     }
 
-    /// Returns the number of tokens of each sequence: what samplers that group by length take.
+    /// Returns the number of tokens of each sequence, for samplers that group by length.
     fn lengths(&self) -> Vec<usize>;
 
     /// Returns the sequence at an index.
     ///
     /// # Errors
-    /// Fails if there is no sequence with this index, or it cannot be read.
+    /// Fails if the index is out of range, or the sequence cannot be read.
     fn get(&self, index: usize) -> Result<Sequence>;
 }
 
@@ -57,7 +57,7 @@ impl<S: Sequences + ?Sized> Sequences for Arc<S> {
     }
 }
 
-/// Data set of sequences with their collator, as batches of type [`SequenceBatch`].
+/// Dataset of sequences with a collator. Batches are [`SequenceBatch`]es.
 ///
 /// ```
 /// use brigade_data::{BatchedDataset, DataLoader};
@@ -83,7 +83,7 @@ pub struct SequenceData<S> {
 }
 
 impl<S: Sequences> SequenceData<S> {
-    /// Creates a data set from sequences and their collator.
+    /// Creates a dataset of sequences and a collator.
     #[must_use]
     pub fn new(sequences: S, collator: SequenceCollator) -> Self {
         Self { sequences, collator }

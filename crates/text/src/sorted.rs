@@ -1,4 +1,4 @@
-//! Samplers that put texts of similar length into the same batch.
+//! Samplers by which texts of similar length are in one batch.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use brigade_sampling::stream;
 use brigade_sampling::{Sampler, Shuffle};
 use rand_pcg::rand_core::Rng;
 
-/// Sampler of texts sorted by length, so that batches have little padding: fastai's `SortedDL`.
+/// Sampler that sorts texts by length, so that batches have little padding: fastai's `SortedDL`.
 ///
-/// It is a sampler and not a sampler of batches, so that a loader divides batches over ranks by the usual rules. On
-/// several ranks a round of batches is a piece of the order: the ranks have texts of similar length, so none waits long
-/// for the others, as with fastai's blocks. With the batch size of all ranks together, they train on the same batches
-/// as one process.
+/// It orders samples and not batches, so that a loader distributes batches to the ranks by the usual rules. On several
+/// ranks a round of batches is a contiguous piece of the order, so that all ranks have texts of similar length and no
+/// rank waits for one with the longest texts, unlike with fastai's blocks. Pass the batch size of all ranks together:
+/// they then train on the same batches as one process with that batch size.
 ///
 /// ```
 /// use brigade_sampling::Sampler;
@@ -36,15 +36,16 @@ struct Shuffled {
 }
 
 impl SortedSampler {
-    /// Visits the longest text first, and texts of equal length in their own order: for validation and prediction.
+    /// Creates a sampler that visits the longest text first, and texts of equal length in their original order, for
+    /// validation and prediction.
     #[must_use]
     pub fn longest_first(lengths: impl Into<Arc<[usize]>>) -> Self {
         Self { lengths: lengths.into(), shuffled: None }
     }
 
-    /// Visits the texts in a new order in each epoch: pieces of 50 batches of a random permutation are sorted by
-    /// length, then all batches except the first and the last are shuffled. The longest text comes first, so that
-    /// insufficient memory is detected at once. The seed must be the same on all ranks.
+    /// Creates a sampler whose order is new in each epoch: texts are shuffled, pieces of 50 batches are sorted by
+    /// length, and all batches but the first and the last are then shuffled. The longest text comes first, so that a
+    /// lack of memory shows at the first batch. The seed must be the same on all ranks.
     #[must_use]
     pub fn shuffled(lengths: impl Into<Arc<[usize]>>, batch_size: usize, seed: u64) -> Self {
         let shuffled = Some(Shuffled { batch_size: batch_size.max(1), seed });
@@ -109,12 +110,12 @@ fn sort(texts: &mut [usize], lengths: &[usize]) {
     texts.sort_by_key(|text| Reverse(lengths.get(*text)));
 }
 
-/// Sampler that puts texts of similar length into the same batch, in a new order in each epoch: the `group_by_length`
+/// Sampler by which texts of similar length are in one batch, in an order that is new in each epoch: `group_by_length`
 /// of transformers' `Trainer`, its `LengthGroupedSampler`.
 ///
-/// Pieces of 50 batches of a random permutation are sorted by length; small data sets have shorter pieces, so that
-/// there are at least four. Unlike in [`SortedSampler::shuffled`], batches are not shuffled, but go from the longest of
-/// a piece to its shortest. The batch size is that of all ranks together, and the seed must be the same on all.
+/// Texts are shuffled, and pieces of 50 batches (fewer if there would be less than four pieces) are sorted by length.
+/// Unlike with [`SortedSampler::shuffled`], batches are not shuffled afterwards: within a piece, texts go from the
+/// longest to the shortest. The batch size is that of all ranks together, and the seed must be the same on all.
 ///
 /// ```
 /// use brigade_sampling::Sampler;

@@ -1,4 +1,4 @@
-//! Stream of tokens of concatenated texts.
+//! Concatenated texts as one stream of tokens.
 
 use std::ops::Range;
 

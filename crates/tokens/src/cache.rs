@@ -1,4 +1,4 @@
-//! A folder of corpora, so that each is tokenized once.
+//! A cache of tokenized corpora in a folder.
 
 mod format;
 mod write;
@@ -12,16 +12,17 @@ use crate::corpus::{Builder, Key, content_of};
 use crate::files::io_error;
 use crate::{Error, ParallelOptions, Result, TextSource, TokenCorpus, Tokenizer};
 
-/// Folder of tokenized corpora, so that the next run and the other ranks of a host need not tokenize the texts again.
+/// Cache of tokenized corpora in a folder, so that later runs and the other ranks of a host need not tokenize the texts
+/// again.
 ///
-/// The key of a file is a hash of all texts, of the tokenizer's [description](Tokenizer::describe) and of this crate's
-/// version. The vocabulary is not part of the key: a [`TokenCorpus`] returns the ids of any vocabulary. To find a file,
-/// all texts are read and hashed, on all threads.
+/// The name of a file is a hash of all texts, of the tokenizer's [description](Tokenizer::describe) and of this crate's
+/// version. It does not depend on a vocabulary, because a [`TokenCorpus`] can be converted to the ids of any
+/// vocabulary. To compute the hash, all texts are read, on all threads.
 ///
-/// Files are created atomically: a file gets its name when all of it is on the disk. If several processes of a host
-/// need it, one creates it while the others wait. A damaged or truncated file is detected by its checksums, for which
-/// the whole file is read when it is opened, and is created again. Files that a killed process has left are removed by
-/// the next one. Files that are no longer needed have to be deleted by hand.
+/// A file is renamed to its name when it is complete and on disk. One process of a host creates it while the others
+/// wait. When a file is opened, all of it is read once and compared with its checksums; a damaged or truncated file is
+/// created again. Temporary files of a killed process are removed by the next process. Files that are no longer needed
+/// have to be deleted by hand.
 ///
 /// ```
 /// use brigade_tokens::{ParallelOptions, TextSource, TokenCache};
@@ -52,18 +53,17 @@ pub struct TokenCache {
 }
 
 impl TokenCache {
-    /// Sets the folder, which is created if it does not exist.
+    /// Creates a cache in a folder, which is created if it does not exist.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// Returns the corpus of these texts with this tokenizer: from its file, or by tokenizing the texts and writing the
-    /// file.
+    /// Returns the corpus of these texts, tokenized by this tokenizer: reads it from its file, or creates the file.
     ///
     /// # Errors
-    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all). Also fails if the folder cannot be written to,
-    /// or the texts change in the meantime.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all), and fails if the folder cannot be written to,
+    /// or the texts change meanwhile.
     pub fn corpus(
         &self,
         tokenizer: &dyn Tokenizer,
@@ -109,7 +109,7 @@ impl TokenCache {
 }
 
 impl TokenCorpus {
-    /// Writes the corpus to a file. An existing file is replaced when all of the new one is on the disk.
+    /// Writes the corpus to a file. An existing file is replaced when the new one is complete and on disk.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
@@ -117,10 +117,10 @@ impl TokenCorpus {
         write::save(self, path.as_ref())
     }
 
-    /// Opens a file of [`save`](Self::save) or of a [`TokenCache`], and verifies the checksums of the whole file.
+    /// Opens a file that [`save`](Self::save) or a [`TokenCache`] wrote, and compares all of it with its checksums.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, is damaged or truncated, or has another format or version.
+    /// Fails if the file cannot be read, is damaged or truncated, or is of another kind or version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         format::open(path.as_ref())
     }

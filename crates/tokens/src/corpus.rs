@@ -1,4 +1,4 @@
-//! Tokens of many texts, stored as numbers.
+//! Tokenized texts of a source.
 
 mod builder;
 mod store;
@@ -17,11 +17,10 @@ use crate::{
 };
 
 /// The tokens of all texts of a source: a list of the distinct tokens, and for each text the indices of its tokens in
-/// that list, with 2 bytes each if there are at most 65,536 distinct tokens, or else 4 bytes.
+/// that list. An index takes 2 bytes if there are at most 65,536 distinct tokens, otherwise 4.
 ///
-/// The indices are those of the corpus, in the order in which tokens were first seen. [`ids`](Self::ids) converts them
-/// to the ids of a vocabulary, so that texts are tokenized once for all vocabularies. A clone is another handle of the
-/// same corpus.
+/// The indices are in the order in which tokens first occurred. [`ids`](Self::ids) converts them to the token ids of a
+/// vocabulary, so that texts are tokenized once for all vocabularies. A clone is another handle of the same corpus.
 ///
 /// ```
 /// use brigade_tokens::{ParallelOptions, TextSource, TokenCorpus, VocabularyOptions};
@@ -63,7 +62,7 @@ pub(crate) struct Parts {
 }
 
 impl TokenCorpus {
-    /// Tokenizes all texts, on several threads, and keeps their tokens in memory.
+    /// Tokenizes all texts on several threads, and keeps the tokens in memory.
     ///
     /// # Errors
     /// Returns the same errors as [`tokenize_all`](crate::tokenize_all).
@@ -116,8 +115,8 @@ impl TokenCorpus {
         (0..self.len()).map(|text| self.length(text).unwrap_or_default())
     }
 
-    /// Returns the hash of the texts and of the tokenizer, as 64 hexadecimal digits: equal on all ranks that have the
-    /// same corpus.
+    /// Returns the hash of the texts and of the tokenizer's description, as 64 hexadecimal digits. It is equal on all
+    /// ranks that have the same corpus.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         self.0.key.to_string()
@@ -126,7 +125,7 @@ impl TokenCorpus {
     /// Returns the tokens of a text.
     ///
     /// # Errors
-    /// Fails if there is no text with this number, or the file cannot be read.
+    /// Fails if a text does not exist, or the file cannot be read.
     pub fn tokens(&self, text: usize) -> Result<TokenList> {
         let mut tokens = TokenList::new();
         let length = self.length(text).unwrap_or(0);
@@ -154,7 +153,7 @@ impl TokenCorpus {
     /// texts decides which of equally common tokens comes first.
     ///
     /// # Errors
-    /// Fails if there is no text with one of these numbers, or the file cannot be read.
+    /// Fails if a text does not exist, or the file cannot be read.
     pub fn counts_of(&self, texts: impl IntoIterator<Item = usize>) -> Result<TokenCounts> {
         let mut seen: Vec<(u64, u64)> = vec![(0, 0); self.0.tokens.len()];
         let mut place = 0;
@@ -180,10 +179,10 @@ impl TokenCorpus {
         Ok(counts)
     }
 
-    /// Returns the texts as token ids of a vocabulary. This looks up each distinct token once, and reads no text.
+    /// Returns the token ids of all texts in a vocabulary. Only the distinct tokens are looked up; no text is read.
     ///
     /// # Errors
-    /// Fails if a token of the corpus is unknown and the vocabulary has no unknown token.
+    /// Fails if the vocabulary has neither a token of the corpus nor an unknown token.
     pub fn ids(&self, vocabulary: &Vocabulary) -> Result<TokenIds> {
         let numbers = self.0.tokens.iter().map(|token| vocabulary.id_or_unknown(token));
         Ok(TokenIds { corpus: self.clone(), numbers: numbers.collect::<Result<_>>()? })
@@ -236,9 +235,10 @@ impl Parts {
     }
 }
 
-/// The texts of a [`TokenCorpus`] as token ids of a vocabulary.
+/// The token ids of the texts of a [`TokenCorpus`] in a vocabulary.
 ///
-/// Several threads may read at once, and all ranks of a host read the same file: the system's page cache holds it once.
+/// Several threads may read at the same time. All ranks of a host read the same file, which the system's page cache
+/// holds once.
 #[derive(Clone)]
 pub struct TokenIds {
     corpus: TokenCorpus,
@@ -277,10 +277,10 @@ impl TokenIds {
         &self.corpus
     }
 
-    /// Appends the ids of some tokens of a text to `ids`, as int64 for libtorch's embeddings.
+    /// Appends the ids of a range of a text's tokens to `ids`, as `i64`, the index type of embeddings.
     ///
     /// # Errors
-    /// Fails if there is no text with this number, it has fewer tokens, or the file cannot be read.
+    /// Fails if the text does not exist, has fewer tokens, or the file cannot be read.
     pub fn read(&self, text: usize, tokens: Range<usize>, ids: &mut Vec<i64>) -> Result<()> {
         ids.reserve(tokens.len());
         self.corpus.0.read(text, tokens, |id| {

@@ -14,11 +14,11 @@ use self::characters::{CHARACTERS, SPACE, SPLITS};
 use self::phrases::Phrases;
 use crate::{Error, Result, TokenList, Tokenizer};
 
-/// Splits English texts as `spacy.blank("en")` of spaCy 3.8 does: at spaces, then prefixes and suffixes, exceptions
-/// such as `don't` and `:-)`, URLs, infixes.
+/// Splits English texts as `spacy.blank("en")` of spaCy 3.8 does: at spaces, then at prefixes, suffixes and infixes,
+/// with exceptions such as `don't` and `:-)` and with URLs as single tokens.
 ///
-/// The tokens are pieces of the text, in order; only single spaces between words are not part of a token. The time is
-/// linear in the length of the text. Nothing is kept between texts, so threads share a tokenizer without locks.
+/// The tokens are parts of the text, in order; only single spaces between words belong to no token. The time is linear
+/// in the length of the text. A tokenizer has no mutable state, so that threads can share it without locks.
 ///
 /// ```
 /// use brigade_tokens::{English, TokenList, Tokenizer};
@@ -79,8 +79,8 @@ impl English {
         Self::build(Vec::new())
     }
 
-    /// Adds special cases, each given as the tokens of its text: spaCy's `add_special_case`. If several have the same
-    /// text, the last one counts.
+    /// Adds special cases: each is a list of tokens, into which the text that they form together is split (spaCy's
+    /// `add_special_case`). If several have the same text, the last one is used.
     ///
     /// ```
     /// use brigade_tokens::{English, TokenList, Tokenizer};
@@ -168,8 +168,7 @@ impl English {
     /// Returns the tokens of a text.
     ///
     /// # Errors
-    ///
-    /// Fails for a text of 4 GiB or more.
+    /// Fails if it has 4 GiB or more.
     pub(crate) fn split(&self, text: &str) -> Result<Vec<Token>> {
         if u32::try_from(text.len()).is_err() {
             let message =

@@ -1,4 +1,4 @@
-//! Errors of texts and tokens.
+//! Errors of operations on texts and tokens.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ pub enum Error {
     /// A file or folder could not be read or written.
     #[error("{}: {source}", escaped(path.display()))]
     Io {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Error of the operating system.
         source: std::io::Error,
@@ -34,7 +34,7 @@ pub enum Error {
         name = escaped(name)
     )]
     NotUtf8 {
-        /// Path of the file, and the row and column if the file has several texts.
+        /// Name of the file, with row and column if it has several texts.
         name: String,
         /// Offset of the first invalid byte, from the start of the file, or of the text if `name` has a row.
         offset: u64,
@@ -62,7 +62,7 @@ pub enum Error {
     /// A file, folder or list has no texts.
     #[error("{name} has no texts: {detail}", detail = escaped(detail), name = escaped(name))]
     NoTexts {
-        /// The file, folder or list.
+        /// Name of the file, folder or list.
         name: String,
         /// Description of the texts that were searched for.
         detail: String,
@@ -70,12 +70,12 @@ pub enum Error {
     /// A text could not be split into tokens.
     #[error("{name}: {source}", name = escaped(name))]
     Text {
-        /// Name of the text: its file, its row, or its index from 0.
+        /// Name of the text: its file, its row, or its index.
         name: String,
         /// Error of the tokenizer.
         source: Box<Self>,
     },
-    /// A tokenizer of Hugging Face's refuses its file, a text, or ids.
+    /// A Hugging Face tokenizer rejected its file, a text, or ids.
     #[error("the tokenizer failed: {}", escaped(.0))]
     Refused(String),
     /// The tokenizer panicked, with this message.
@@ -95,7 +95,7 @@ pub enum Error {
     InvalidArgument(String),
 }
 
-/// Result with this crate's error.
+/// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! fastai's tokenizer.
+//! fastai's tokenization.
 
 use serde_json::{Value, json};
 
@@ -53,8 +53,8 @@ impl FastaiTokenizer {
         self
     }
 
-    /// Sets the rules for tokens, in their order. Without any, the tokens are those of fastai's `Tokenizer.encodes`,
-    /// which applies no such rules: some tokens contain a space.
+    /// Sets the rules for tokens, in their order. Without rules, the tokens are those of fastai's `Tokenizer.encodes`,
+    /// which applies none; some tokens then contain a space.
     #[must_use]
     pub fn post_rules(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
         self.post_rules = rules.into_iter().collect();
@@ -64,7 +64,7 @@ impl FastaiTokenizer {
     /// Sets the tokens that are never split: fastai's `special_toks`.
     ///
     /// # Errors
-    /// Fails if one is empty.
+    /// Fails if a token is empty.
     pub fn special_tokens<T: Into<String>>(
         mut self,
         tokens: impl IntoIterator<Item = T>,
@@ -75,10 +75,11 @@ impl FastaiTokenizer {
         Ok(self)
     }
 
-    /// Joins the fields of a text, such as its title and its body, as fastai's `tokenize_df` does: `xxfld 1` before the
-    /// first field and so on if `mark` is `true`, otherwise only a space between them.
+    /// Joins the fields of a text, such as its title and its body, with spaces between them, like fastai's
+    /// `tokenize_df`. If `mark` is `true`, `xxfld 1` is put before the first field, `xxfld 2` before the second, and so
+    /// on.
     ///
-    /// fastai marks the fields if there are several.
+    /// fastai marks the fields if there is more than one.
     ///
     /// ```
     /// use brigade_tokens::FastaiTokenizer;
@@ -95,16 +96,17 @@ impl FastaiTokenizer {
         fields.iter().enumerate().map(marked).collect::<Vec<_>>().join(" ")
     }
 
-    /// Creates the tokenizer with this description.
+    /// Creates a tokenizer from its [description](Tokenizer::describe).
     ///
     /// # Errors
-    /// Fails if the description is that of another kind of tokenizer, or contains rules that this version does not have
-    /// or custom rules (use [`from_description_with`](Self::from_description_with) for those).
+    /// Fails for the description of another kind of tokenizer, or with rules that are unknown to this version or
+    /// user-defined. For user-defined rules use [`from_description_with`](Self::from_description_with).
     pub fn from_description(description: &Value) -> Result<Self> {
         Self::from_description_with(description, &[])
     }
 
-    /// Creates the tokenizer with this description. Custom rules are taken from `custom` by their names.
+    /// Creates a tokenizer from its [description](Tokenizer::describe), with these user-defined rules, which are found
+    /// by name.
     ///
     /// ```
     /// use brigade_tokens::rules::Rule;
@@ -118,7 +120,8 @@ impl FastaiTokenizer {
     /// ```
     ///
     /// # Errors
-    /// Returns the same errors as [`from_description`](Self::from_description), and fails if a custom rule is missing.
+    /// Returns the same errors as [`from_description`](Self::from_description), and fails if a user-defined rule is
+    /// missing.
     pub fn from_description_with(description: &Value, custom: &[Rule]) -> Result<Self> {
         if description.get("kind").and_then(Value::as_str) != Some(KIND) {
             let message = format!(

@@ -1,4 +1,4 @@
-//! Atomic creation of files, and errors of files.
+//! Atomic writing of files, and their errors.
 
 use std::fs;
 use std::io::{BufWriter, Write};

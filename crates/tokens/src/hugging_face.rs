@@ -1,4 +1,4 @@
-//! Tokenizers of Hugging Face.
+//! Hugging Face tokenizers.
 
 mod encoding;
 mod special;
@@ -27,11 +27,11 @@ use crate::{Error, ParallelOptions, Result, TextSource, TokenList, Tokenizer, Vo
 /// Any tokenizer that has a `tokenizer.json`: byte-level BPE (GPT-2, Llama 3), BPE with byte fallback (Llama 2),
 /// WordPiece (BERT), Unigram (T5), word lists.
 ///
-/// The work is done by the crate `tokenizers`, on which the Python package of that name is built, so ids, offsets and
-/// decoded texts are the same. Settings of truncation and padding in `tokenizer.json` are ignored, as in
-/// `transformers`: use [`with_truncation`](Self::with_truncation) and a collator that pads.
+/// It wraps the crate `tokenizers`, which is also used by the Python package of that name, so that ids, offsets and
+/// decoded texts are the same. Truncation and padding in `tokenizer.json` are ignored, as in `transformers`: use
+/// [`with_truncation`](Self::with_truncation) to truncate, and collators to pad.
 ///
-/// As a [`Tokenizer`] it returns the tokens of a text, including the special tokens for the model;
+/// As a [`Tokenizer`] it returns the tokens of a text with the special tokens around them;
 /// [`vocabulary`](Self::vocabulary) gives them the same ids as [`encode`](Self::encode).
 ///
 /// ```
@@ -60,11 +60,11 @@ const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL: &str = "special_tokens_map.json";
 
 impl HuggingFaceTokenizer {
-    /// Reads a `tokenizer.json`, given by its path or that of its folder. The special tokens, the maximum length and
-    /// the padding side come from `tokenizer_config.json` and `special_tokens_map.json` beside it.
+    /// Reads a `tokenizer.json`, given the path of the file or of its folder. The special tokens, the maximum length
+    /// and the padding side come from `tokenizer_config.json` and `special_tokens_map.json` beside it.
     ///
     /// # Errors
-    /// Fails if a file cannot be read, is empty, not UTF-8, not JSON, or not a tokenizer.
+    /// Fails if a file cannot be read, is empty, or is not UTF-8, not JSON or not a tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
@@ -86,10 +86,10 @@ impl HuggingFaceTokenizer {
         Self::read(&bytes, beside(CONFIG)?.as_ref(), beside(SPECIAL)?.as_ref()).map_err(refuse)
     }
 
-    /// Parses the bytes of a `tokenizer.json`.
+    /// Creates a tokenizer from the bytes of a `tokenizer.json`.
     ///
     /// # Errors
-    /// Fails if they are empty, not UTF-8, not JSON, or not a tokenizer.
+    /// Fails if the bytes are empty, or are not UTF-8, not JSON or not a tokenizer.
     pub fn from_bytes(bytes: impl AsRef<[u8]>) -> Result<Self> {
         Self::read(bytes.as_ref(), None, None)
     }
@@ -149,7 +149,7 @@ impl HuggingFaceTokenizer {
     /// Enables truncation of texts that are too long.
     ///
     /// # Errors
-    /// Fails if the maximum length leaves no room beside the special tokens of a text.
+    /// Fails if the special tokens around a text alone reach the maximum length.
     pub fn with_truncation(mut self, truncation: Truncation) -> Result<Self> {
         let around = catch_panic(|| Ok(self.around(true)))?;
         if truncation.max_length <= around {
@@ -165,13 +165,13 @@ impl HuggingFaceTokenizer {
     /// Encodes a text as token ids.
     ///
     /// # Errors
-    /// Fails if the tokenizer refuses it, for example because it has no unknown token for it, or the truncation
+    /// Fails if the tokenizer rejects the text, for example because it lacks an unknown token, or if the truncation
     /// strategy cannot make it short enough.
     pub fn encode(&self, text: &str) -> Result<Encoding> {
         self.encode_texts(text, None, OffsetType::Byte).map(|encoding| Encoding::of(&encoding))
     }
 
-    /// Encodes a pair of texts, such as a question and a text that may answer it.
+    /// Encodes a pair of texts, such as a question and a context, as token ids.
     ///
     /// # Errors
     /// Returns the same errors as [`encode`](Self::encode).
@@ -226,7 +226,7 @@ impl HuggingFaceTokenizer {
         self.inner.get_post_processor().map_or(0, |it| it.added_tokens(is_pair))
     }
 
-    /// Returns only the token ids of a text, which is faster than a full [`Encoding`].
+    /// Returns the token ids of a text, without the other parts of an [`Encoding`], which is faster.
     ///
     /// # Errors
     /// Returns the same errors as [`encode`](Self::encode).
@@ -235,11 +235,11 @@ impl HuggingFaceTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Encodes all texts of a source on several threads, those with two fields as pairs, and passes each text's index
-    /// and encoding to `consume` in the order of the texts, as [`tokenize_all`](crate::tokenize_all) does.
+    /// Encodes all texts of a source on several threads, texts of two fields as pairs. Calls `consume` with each text's
+    /// index and encoding, in the order of the texts, like [`tokenize_all`](crate::tokenize_all).
     ///
     /// # Errors
-    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all). Also fails if texts have more than two fields.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all), and fails if texts have more than two fields.
     pub fn encode_all(
         &self,
         texts: &TextSource,
@@ -257,10 +257,11 @@ impl HuggingFaceTokenizer {
         each_row(texts, options, encode, consume)
     }
 
-    /// Decodes ids to a text, without special tokens if `skip_special_tokens` is `true`.
+    /// Decodes token ids to a text. Special tokens are left out if `skip_special_tokens` is `true`. An id that the
+    /// tokenizer does not have is ignored.
     ///
     /// # Errors
-    /// Returns the error of the tokenizer. Unknown ids are ignored.
+    /// Fails if the tokenizer rejects the ids.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         catch_panic(|| self.inner.decode(ids, skip_special_tokens).map_err(refused))
     }
@@ -271,14 +272,14 @@ impl HuggingFaceTokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Returns the token of an id.
+    /// Returns the token with this id.
     #[must_use]
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// Returns the id of a special token: the one that the settings beside `tokenizer.json` name, or, where they name
-    /// none, the one that has a usual name of its kind, such as `[PAD]` or `<pad>`, among the tokenizer's special tokens.
+    /// Returns the id of a special token: the one in the settings beside `tokenizer.json`, or, if these do not contain
+    /// it, the one of the tokenizer's special tokens that has a usual name, such as `[PAD]` or `<pad>`.
     #[must_use]
     pub fn special_id(&self, token: SpecialToken) -> Option<u32> {
         self.id(self.settings.name(token)?)
@@ -294,7 +295,7 @@ impl HuggingFaceTokenizer {
         ids
     }
 
-    /// Returns the number of tokens, including those that were added to the model's own.
+    /// Returns the vocabulary size, including added tokens.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
@@ -318,10 +319,10 @@ impl HuggingFaceTokenizer {
         self.settings.truncation_side
     }
 
-    /// Returns all tokens under their ids, with the tokenizer's unknown token as the vocabulary's.
+    /// Returns a vocabulary of all tokens with their ids, and with the tokenizer's unknown token.
     ///
     /// # Errors
-    /// Fails if ids are so sparse that most numbers up to the largest have no token.
+    /// Fails if most of the numbers up to the largest id are not ids of a token.
     pub fn vocabulary(&self) -> Result<Vocabulary> {
         let tokens = self.inner.get_vocab(true);
         let size = tokens.values().max().map_or(0, |id| *id as usize + 1);
@@ -346,7 +347,7 @@ impl HuggingFaceTokenizer {
     }
 
     /// Writes `tokenizer.json`, which Python's `tokenizers` and `transformers` can read, and `tokenizer_config.json`
-    /// with the special tokens and the maximum length into a folder, which is created if it does not exist.
+    /// with the special tokens and the maximum length, into a folder, which is created if it does not exist.
     ///
     /// # Errors
     /// Fails if a file cannot be written.

@@ -1,10 +1,10 @@
 //! Tokenizers without tensors: sources of texts, tokenizers, vocabularies, and a cache of token ids.
 //!
 //! - [`TextSource`]: texts of folders, tables and files of lines.
-//! - [`Tokenizer`]: splits a text into a [`TokenList`]; [`tokenize_all`] does so with all texts of a source.
-//! - [`HuggingFaceTokenizer`]: any `tokenizer.json`; [`BpeTrainer`] makes one.
-//! - [`TokenCorpus`]: the tokens of all texts as numbers, in memory or in the files of a [`TokenCache`].
-//! - [`Vocabulary`]: the numbers of tokens, counted with [`TokenCounts`] and chosen by [`VocabularyOptions`].
+//! - [`Tokenizer`]: splits a text into a [`TokenList`]. [`tokenize_all`] splits all texts of a source.
+//! - [`HuggingFaceTokenizer`]: a tokenizer from a `tokenizer.json`. [`BpeTrainer`] trains one.
+//! - [`TokenCorpus`]: tokenized texts of a source, in memory or in a file of a [`TokenCache`].
+//! - [`Vocabulary`]: the map between tokens and ids, made from [`TokenCounts`] by [`VocabularyOptions`].
 //!
 //! ```
 //! use brigade_tokens::{TokenCounts, VocabularyOptions};
@@ -19,21 +19,21 @@
 //!
 //! # How texts become tokens
 //!
-//! A [`TextSource`] gives texts by index, with labels and places. A [`Tokenizer`] splits one text and describes
-//! itself. `each_row` (`parallel.rs`) tokenizes all texts on all threads, in order, with a bounded number of pieces
-//! in flight.
+//! A [`TextSource`] returns texts by index, with labels and names. A [`Tokenizer`] splits one text, and returns a
+//! description of its settings. `each_row` (`parallel.rs`) tokenizes all texts on all threads, in order, with a bounded
+//! number of chunks in flight.
 //!
-//! A [`TokenCorpus`] is a list of the different tokens and, for each text, their numbers in that list (2 bytes each
-//! if these suffice), in memory or in a file. A vocabulary translates the list and not the texts, so one file serves
-//! every vocabulary: that of a language model, of its classifier, and those of other minimum frequencies. The name of
-//! the file is a hash of the texts' content, the tokenizer's description and the crate's version. `cache.rs` writes
-//! it under another name and a lock; checksums detect damage. It is read by `pread` and not mapped; a row of a
-//! language model's batch is a read of some 150 bytes.
+//! A [`TokenCorpus`] is a list of the distinct tokens and, for each text, indices into that list (of 2 bytes each if
+//! these suffice), in memory or in a file. Only the list is looked up in a vocabulary, so that one file can be used
+//! with every vocabulary: that of a language model, that of its classifier, and those of other minimum frequencies. The
+//! name of the file is a hash of the texts' content, the tokenizer's description and the crate's version. `cache.rs`
+//! writes it under a temporary name, with a lock; checksums detect damage. It is read by `pread` and not mapped; a row
+//! of a language model's batch is one read of some 150 bytes.
 //!
 //! spaCy's tables (`english/*.txt`) are written by a script from an installed spaCy, and are under its licence; the
-//! code around them takes time linear in the text. `tests/needs/fastai.rs` compares both on random texts. Hugging
-//! Face's tokenizers are the crate `tokenizers` behind one type, which catches its panics and checks what it assumes
-//! of a file.
+//! code around them takes time linear in the text. `tests/needs/fastai.rs` compares both on random texts. Hugging Face
+//! tokenizers are a wrapper of the crate `tokenizers`, which catches its panics and checks its assumptions about a
+//! file.
 
 mod cache;
 mod corpus;

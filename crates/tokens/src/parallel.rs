@@ -1,4 +1,4 @@
-//! Tokenization of many texts on several threads.
+//! Parallel tokenization.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -60,22 +60,22 @@ impl Default for ParallelOptions<'_> {
 /// Progress of the tokenization of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenProgress {
-    /// Number of texts that are done.
+    /// Number of texts that are tokenized.
     pub texts: usize,
     /// Total number of texts.
     pub of: usize,
-    /// Number of bytes of the texts that are done.
+    /// Size in bytes of the texts that are tokenized.
     pub bytes: u64,
 }
 
 impl<'a> ParallelOptions<'a> {
-    /// Uses as many threads as the process may run at the same time, and no progress callback.
+    /// Creates options with one thread per core that is available to the process.
     #[must_use]
     pub fn new() -> Self {
         Self { threads: None, progress: None }
     }
 
-    /// Sets the number of threads, at least 1. Several ranks on one host should divide its processors among them.
+    /// Sets the number of threads, at least 1. If several ranks of one host tokenize, divide the cores among them.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads.max(1));
@@ -87,7 +87,7 @@ impl<'a> ParallelOptions<'a> {
         ParallelOptions { threads: self.threads, progress: None }
     }
 
-    /// Sets the callback for progress, which is called after each piece of the corpus on the calling thread.
+    /// Sets a callback that is called with the progress after each chunk of the corpus, on the calling thread.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(TokenProgress) + 'a) -> Self {
         self.progress = Some(Box::new(progress));
@@ -95,16 +95,16 @@ impl<'a> ParallelOptions<'a> {
     }
 }
 
-/// Tokenizes all texts of a source on several threads, and passes each text's index and tokens to `consume` in the
-/// order of the texts, on the calling thread.
+/// Tokenizes all texts of a source on several threads. Calls `consume` with each text's index and tokens, in the order
+/// of the texts, on the calling thread.
 ///
-/// Threads read files themselves, and take pieces of 256 KiB or 1,024 texts. At most 4 pieces per thread are in
-/// progress, so that memory does not grow with the corpus when `consume` is slow. The texts are those of
-/// [`TextSource::texts`], with several fields joined into one text.
+/// The threads read the files, in chunks of 256 KiB or 1,024 texts. At most 4 chunks per thread are in flight, so that
+/// memory does not grow with the corpus if `consume` is slow. The fields of a text are joined, as in
+/// [`TextSource::texts`].
 ///
 /// # Errors
-/// Fails if a text cannot be read, or the tokenizer refuses it or panics. The error names the first such text, and
-/// `consume` has received all texts before it. An error of `consume` ends the work, too.
+/// Fails if a text cannot be read, or the tokenizer rejects it or panics. The error is that of the first such text, and
+/// names it; `consume` was called for all texts before it. Also returns the first error of `consume`.
 pub fn tokenize_all(
     tokenizer: &dyn Tokenizer,
     texts: &TextSource,

@@ -1,4 +1,4 @@
-//! fastai's rules: those for a text before it is tokenized, and those for its tokens.
+//! fastai's rules for texts before they are split, and for their tokens afterwards.
 
 mod case;
 mod decode;
@@ -17,7 +17,7 @@ pub use self::html::fix_html;
 pub use self::repeats::{replace_rep, replace_wrep};
 use crate::{Error, Result};
 
-/// Text rule of fastai's, or a user-defined one.
+/// A rule that changes a text or a token: one of fastai's, or a user-defined one.
 ///
 /// ```
 /// use brigade_tokens::rules::Rule;
@@ -57,7 +57,7 @@ pub enum Rule {
     Custom(CustomRule),
 }
 
-/// User-defined function as a rule, created with [`Rule::custom`].
+/// A user-defined rule. Created by [`Rule::custom`].
 #[derive(Clone)]
 pub struct CustomRule {
     name: String,
@@ -106,8 +106,8 @@ impl Rule {
         vec![Self::ReplaceSpace]
     }
 
-    /// Creates a rule from a function. Its name is a part of the key of token caches: use another name for a function
-    /// with another result.
+    /// Creates a rule from a function. A [`TokenCache`](crate::TokenCache) identifies the rule by its name, so change
+    /// the name if the function changes.
     ///
     /// ```
     /// use brigade_tokens::rules::Rule;
@@ -122,7 +122,8 @@ impl Rule {
         Self::Custom(CustomRule { name: name.into(), function: Arc::new(function) })
     }
 
-    /// Applies the rule. If the text does not change, no memory is allocated, except by a custom function.
+    /// Applies the rule to a text. Without a change, the text is returned as it is, without an allocation unless the
+    /// rule is user-defined.
     #[must_use]
     pub fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self {
@@ -167,10 +168,11 @@ impl Rule {
         }
     }
 
-    /// Creates a rule from its [description](Self::describe). Custom rules are taken from `custom`.
+    /// Creates a rule from the value that [`describe`](Self::describe) returned. User-defined rules are searched for in
+    /// `custom`.
     ///
     /// # Errors
-    /// Fails if the description does not match a rule, or is that of a custom rule whose name is not among `custom`.
+    /// Fails if the value is not the description of a rule, or `custom` lacks the user-defined rule.
     pub fn from_description(description: &Value, custom: &[Self]) -> Result<Self> {
         if let Some(name) = description.get("custom").and_then(Value::as_str) {
             let named = |it: &&Self| matches!(it, Self::Custom(rule) if rule.name == name);
@@ -218,7 +220,7 @@ pub fn spec_add_spaces(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Replaces several spaces with one.
+/// Replaces repeated spaces by one space.
 ///
 /// ```
 /// use brigade_tokens::rules::rm_useless_spaces;
@@ -240,7 +242,7 @@ pub fn rm_useless_spaces(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Replaces each space with `▁`, so that tokens with a space can be joined and split again.
+/// Replaces each space by `▁`, so that tokens that contain a space can be joined by spaces and split again.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_space;

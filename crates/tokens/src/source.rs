@@ -21,9 +21,9 @@ use brigade_rank_env::text::counted;
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// Ordered texts, with labels and a division into training and validation texts if the source has them.
+/// An ordered list of texts, with labels and a division into training and validation texts if the source has them.
 ///
-/// Texts are read when they are needed; only labels, names and positions of texts are in memory.
+/// Texts are read on demand. Labels, names and positions of texts are kept in memory.
 ///
 /// ```
 /// use brigade_tokens::TextSource;
@@ -49,13 +49,13 @@ pub struct TextSource {
 
 /// Reader of the texts of a source.
 trait Reader: fmt::Debug + Send + Sync {
-    /// Returns all texts, in order.
+    /// Returns an iterator over all texts, in order.
     fn read_all(&self) -> Result<Box<dyn Iterator<Item = Result<Unread>> + Send + '_>>;
 
-    /// Returns one text, by an index below the source's length.
+    /// Reads one text, by an index below the source's length.
     fn read(&self, index: usize) -> Result<Unread>;
 
-    /// Returns the name of a text for messages: its file, or its row.
+    /// Returns the name of a text in messages: its file, or its file and row.
     fn name(&self, index: usize) -> String;
 }
 
@@ -92,15 +92,15 @@ impl TextSource {
     /// Creates a source of texts in memory.
     ///
     /// # Errors
-    /// Fails if there are no texts.
+    /// Fails if the list is empty.
     pub fn memory<T: Into<String>>(texts: impl IntoIterator<Item = T>) -> Result<Self> {
         Self::rows(texts.into_iter().map(|text| [text]))
     }
 
-    /// Creates a source of texts with several fields each, such as pairs of sentences.
+    /// Creates a source of texts in memory with several fields each, such as pairs of sentences.
     ///
     /// # Errors
-    /// Fails if there are no texts.
+    /// Fails if the list is empty.
     pub fn rows<T: Into<String>, const FIELDS: usize>(
         rows: impl IntoIterator<Item = [T; FIELDS]>,
     ) -> Result<Self> {
@@ -116,15 +116,15 @@ impl TextSource {
         FolderOptions::new().open(root)
     }
 
-    /// Creates a source from files, each of which is one text, in this order.
+    /// Creates a source of files with one text each, in this order.
     ///
     /// # Errors
-    /// Fails if there are no files.
+    /// Fails if the list is empty.
     pub fn files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
         folder::of_files(paths.into_iter().map(Into::into).collect())
     }
 
-    /// Reads a CSV file with a column `text` and optional columns `label` and `is_valid`, by the rules of
+    /// Opens a CSV file with a column `text` and optional columns `label` and `is_valid`, by the rules of
     /// [`CsvOptions::new`].
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl TextSource {
         CsvOptions::new().open(path)
     }
 
-    /// Reads a file with one text per line, by the rules of [`LinesOptions::new`].
+    /// Opens a file with one text per line, by the rules of [`LinesOptions::new`].
     ///
     /// # Errors
     /// Returns the same errors as [`LinesOptions::open`].
@@ -144,7 +144,7 @@ impl TextSource {
     /// Sets labels, one for each text.
     ///
     /// # Errors
-    /// Fails if the number of labels differs from that of the texts.
+    /// Fails if the numbers of labels and texts differ.
     pub fn with_labels<L: Into<String>>(
         mut self,
         labels: impl IntoIterator<Item = L>,
@@ -158,7 +158,7 @@ impl TextSource {
     /// Sets for each text whether it is a validation text.
     ///
     /// # Errors
-    /// Fails if the number of values differs from that of the texts.
+    /// Fails if the numbers of values and texts differ.
     pub fn with_is_valid(mut self, is_valid: impl IntoIterator<Item = bool>) -> Result<Self> {
         let is_valid: Vec<bool> = is_valid.into_iter().collect();
         self.fits("values of is_valid", is_valid.len())?;
@@ -176,8 +176,8 @@ impl TextSource {
         )))
     }
 
-    /// Sets whether fields are marked when they are joined into one text: `xxfld 1 first xxfld 2 second`, or `first
-    /// second`. Defaults to `true` for several fields, as in fastai.
+    /// Sets whether the fields of a text are marked when they are joined: `xxfld 1 first xxfld 2 second` instead of
+    /// `first second`. Defaults to `true` if there are several fields, as in fastai.
     #[must_use]
     pub fn mark_fields(mut self, mark: bool) -> Self {
         self.mark_fields = mark;
@@ -202,7 +202,7 @@ impl TextSource {
         self.fields
     }
 
-    /// Returns the labels, if the source has them.
+    /// Returns the labels of all texts, if the source has labels.
     #[must_use]
     pub fn labels(&self) -> Option<&[String]> {
         self.labels.as_deref()
@@ -220,15 +220,15 @@ impl TextSource {
         self.reader.name(index)
     }
 
-    /// Returns an iterator over all texts in order, which reads each text when it comes to it.
+    /// Returns an iterator over all texts in order, each of which is read on demand.
     ///
     /// # Errors
-    /// Fails if a file cannot be opened. Items are errors for files that cannot be read, and texts that are not UTF-8.
+    /// Fails if a file cannot be opened. An item is an error if its file cannot be read, or it is not UTF-8.
     pub fn texts(&self) -> Result<impl Iterator<Item = Result<String>> + Send + '_> {
         Ok(self.unread()?.map(|text| Ok(self.join(text?.fields()?))))
     }
 
-    /// Returns the fields of all texts in order, as [`texts`](Self::texts) does.
+    /// Returns an iterator over the fields of all texts in order, each of which is read on demand.
     ///
     /// # Errors
     /// Returns the same errors as [`texts`](Self::texts).
@@ -239,7 +239,7 @@ impl TextSource {
     /// Returns the text at an index.
     ///
     /// # Errors
-    /// Fails if there is no text with this index, it cannot be read, or is not UTF-8.
+    /// Fails if there is no text at this index, it cannot be read, or it is not UTF-8.
     pub fn text(&self, index: usize) -> Result<String> {
         Ok(self.join(self.read(index)?.fields()?))
     }

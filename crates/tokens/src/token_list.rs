@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The tokens of a text, in order: one string with the offsets of the tokens' ends, so that a token costs four bytes
-/// and no allocation.
+/// The tokens of a text, in order: one string with the offsets of the tokens' ends, so that a token takes four bytes
+/// besides its text, and no allocation.
 ///
 /// ```
 /// use brigade_tokens::TokenList;

@@ -1,4 +1,4 @@
-//! Vocabularies: the ids of tokens.
+//! Vocabularies: the map between tokens and ids.
 
 mod counts;
 mod file;
@@ -11,8 +11,8 @@ use brigade_rank_env::text::counted;
 
 use crate::{Error, Result, TokenList};
 
-/// fastai's special tokens, in the order in which they begin a vocabulary: unknown, padding, beginning and end of a
-/// text, beginning of a field, repeated character, repeated word, word in capitals, word with a capital.
+/// fastai's special tokens, in the order in which they begin a vocabulary: unknown token, padding, beginning and end of
+/// a text, beginning of a field, repeated character, repeated word, word in capitals, capitalised word.
 pub const SPECIAL_TOKENS: [&str; 9] =
     ["xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep", "xxup", "xxmaj"];
 
@@ -48,7 +48,8 @@ impl Default for VocabularyOptions {
 }
 
 impl VocabularyOptions {
-    /// Sets fastai's defaults: 60,000 tokens with at least 3 occurrences each, after the [`SPECIAL_TOKENS`].
+    /// Creates options with fastai's defaults: at most 60,000 tokens that occur at least 3 times, and the
+    /// [`SPECIAL_TOKENS`].
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -58,30 +59,31 @@ impl VocabularyOptions {
         }
     }
 
-    /// Sets the maximum number of tokens, including special tokens but not fillers. Defaults to 60,000.
+    /// Sets the maximum vocabulary size, including special tokens but not fillers. Defaults to 60,000.
     #[must_use]
     pub fn max_size(mut self, tokens: usize) -> Self {
         self.max_size = tokens;
         self
     }
 
-    /// Sets the minimum number of occurrences of a token. Defaults to 3.
+    /// Sets the minimum number of occurrences of a token in the vocabulary. Defaults to 3.
     #[must_use]
     pub fn min_freq(mut self, times: u64) -> Self {
         self.min_freq = times;
         self
     }
 
-    /// Sets the tokens that begin the vocabulary, with or without occurrences. Defaults to [`SPECIAL_TOKENS`].
+    /// Sets the special tokens, which come first in the vocabulary even if they do not occur in the texts. Defaults to
+    /// [`SPECIAL_TOKENS`].
     #[must_use]
     pub fn special_tokens<T: Into<String>>(mut self, tokens: impl IntoIterator<Item = T>) -> Self {
         self.special_tokens = tokens.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Builds the vocabulary: the special tokens, then the most common ones (among equally common ones, the one that
-    /// was seen first), then 1 to 8 fillers `xxfake` up to the next multiple of 8. No token of a text has the id of a
-    /// filler.
+    /// Builds the vocabulary: the special tokens, then the most common tokens (of equally common ones, the one that
+    /// occurred first), then 1 to 8 fillers `xxfake` up to the next multiple of 8. The ids of fillers do not occur in
+    /// texts.
     #[must_use]
     pub fn build(&self, counts: &TokenCounts) -> Vocabulary {
         let mut seen = HashSet::new();
@@ -97,7 +99,7 @@ impl VocabularyOptions {
         Vocabulary::number(tokens.into_iter().map(Into::into).collect(), Some(FILLER))
     }
 
-    /// Returns the settings, for keys of caches.
+    /// Returns a description of the options, for keys of caches.
     #[must_use]
     pub fn describe(&self) -> serde_json::Value {
         serde_json::json!({
@@ -108,10 +110,10 @@ impl VocabularyOptions {
     }
 }
 
-/// Tokens and their ids, from 0.
+/// A vocabulary: the map between tokens and ids, which count from 0.
 ///
-/// A token that is missing in the vocabulary gets the id of the unknown token: `xxunk`, if there is one, or the token
-/// of [`with_unknown`](Self::with_unknown). fastai gives such tokens the id 0, whichever token that is.
+/// A token that is not in the vocabulary gets the id of the unknown token: `xxunk` if the vocabulary has it, or the one
+/// set by [`with_unknown`](Self::with_unknown). fastai gives such tokens the id 0, whatever token that is.
 ///
 /// ```
 /// use brigade_tokens::{TokenList, Vocabulary};
@@ -132,11 +134,11 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Creates a vocabulary with ids in the order of the tokens. Among equal tokens the last one counts, and `xxfake`
-    /// is an ordinary token, as in fastai with a vocabulary that is passed in.
+    /// Creates a vocabulary of tokens, whose ids are their positions. Of equal tokens, the last one is used, and
+    /// `xxfake` is an ordinary token, as in fastai for a vocabulary that is passed in.
     ///
     /// # Errors
-    /// Fails for more than 2^32 - 1 tokens.
+    /// Fails if there are more than 2^32 - 1 tokens.
     pub fn new<T: Into<Box<str>>>(tokens: impl IntoIterator<Item = T>) -> Result<Self> {
         let tokens: Vec<Box<str>> = tokens.into_iter().map(Into::into).collect();
         if u32::try_from(tokens.len()).is_err() {
@@ -157,10 +159,10 @@ impl Vocabulary {
         Self { tokens, ids, unknown, filler: filler.map(Into::into) }
     }
 
-    /// Sets the unknown token, which replaces those that the vocabulary does not have.
+    /// Sets the unknown token, which stands for tokens that are not in the vocabulary.
     ///
     /// # Errors
-    /// Fails if the vocabulary does not have the token.
+    /// Fails if the token is not in the vocabulary.
     pub fn with_unknown(mut self, token: &str) -> Result<Self> {
         self.unknown = Some(self.id(token).ok_or_else(|| {
             Error::InvalidArgument(format!(
@@ -170,7 +172,7 @@ impl Vocabulary {
         Ok(self)
     }
 
-    /// Returns the number of tokens, including fillers: the number of rows of an embedding.
+    /// Returns the vocabulary size, including fillers: the number of rows of an embedding.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
@@ -188,13 +190,13 @@ impl Vocabulary {
         self.ids.get(token).copied()
     }
 
-    /// Returns the token with an id.
+    /// Returns the token with an id, if the vocabulary has it.
     #[must_use]
     pub fn token(&self, id: u32) -> Option<&str> {
         self.tokens.get(id as usize).map(|token| &**token)
     }
 
-    /// Returns the id of the unknown token.
+    /// Returns the id of the unknown token, if there is one.
     #[must_use]
     pub fn unknown(&self) -> Option<u32> {
         self.unknown
@@ -206,7 +208,7 @@ impl Vocabulary {
         self.tokens.iter().map(|token| &**token)
     }
 
-    /// Returns the id of a token, or of the unknown token.
+    /// Returns the id of a token, or of the unknown token if the vocabulary lacks it.
     ///
     /// # Errors
     /// Fails if the vocabulary has neither.
@@ -216,10 +218,10 @@ impl Vocabulary {
             .ok_or_else(|| Error::UnknownToken { token: token.chars().take(MAX_SHOWN).collect() })
     }
 
-    /// Returns the ids of a text's tokens. Tokens that the vocabulary does not have get the id of the unknown token.
+    /// Returns the ids of a text's tokens, with the unknown token for those that are not in the vocabulary.
     ///
     /// # Errors
-    /// Fails if a token is unknown and the vocabulary has no unknown token.
+    /// Fails if the vocabulary has neither a token nor an unknown token.
     pub fn ids(&self, tokens: &TokenList) -> Result<Vec<u32>> {
         tokens.iter().map(|token| self.id_or_unknown(token)).collect()
     }
@@ -227,7 +229,7 @@ impl Vocabulary {
     /// Returns the tokens with these ids.
     ///
     /// # Errors
-    /// Fails if the vocabulary does not have one of the ids.
+    /// Fails if an id is not below the vocabulary size.
     pub fn tokens_of<'a>(&'a self, ids: &'a [u32]) -> Result<impl Iterator<Item = &'a str>> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.len()) {
             return Err(Error::InvalidArgument(format!(

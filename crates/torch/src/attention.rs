@@ -1,4 +1,4 @@
-//! Attention.
+//! Scaled dot-product attention.
 
 use std::time::Instant;
 
@@ -11,8 +11,7 @@ use crate::group::ProcessGroup;
 /// Options of [`attention`]: dropout, causal mask and scale.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// Dropout probability of attention weights, of which the others are scaled up. Defaults to 0, and must be 0
-    /// outside of training.
+    /// Dropout probability of the attention weights. Defaults to 0, and must be 0 outside of training.
     pub dropout: f64,
     /// `true` if each query attends only to keys up to its own position. Cannot be combined with a mask. Defaults to
     /// `false`.
@@ -24,19 +23,20 @@ pub struct AttentionOptions {
 /// Computes `softmax(queries · keysᵀ · scale + mask) · values`, as
 /// [torch.nn.functional.scaled_dot_product_attention](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html):
 /// queries `[batch, heads, queries, width]`, keys and values `[batch, heads or a divisor, keys, width]`, a mask that
-/// can be expanded to `[batch, heads, queries, keys]`, true where a query attends to a key, or floats to add.
+/// can be expanded to `[batch, heads, queries, keys]`: Booleans that are `true` where a query attends to a key, or
+/// floats that are added to the scores.
 ///
 /// On the CPU, with dropout in float32, bfloat16 or float16, libtorch keeps several tensors of `[batch, heads, queries,
-/// keys]`. Here at most 128 queries' weights exist at a time in each thread; the backward computes them again, with the
-/// same places dropped, which are chosen in the same way as in [`crate::dropout`]. Also without dropout products in 16
-/// bits are computed in float32 on processors that cannot multiply in 16 bits, as in [`crate::linear`]. The result is
-/// stored in memory as `[batch, queries, heads, width]`, so that `transpose(1, 2)` and a view join the heads without a
-/// copy. A query without any key gets 0. There are no gradients of gradients, and none of the mask. All other cases use
-/// libtorch's implementation.
+/// keys]`. Here each thread stores the weights of at most 128 queries at a time; the backward computes them again, with
+/// the same dropout mask, which is drawn as in [`crate::dropout`]. With and without dropout, products in 16 bits are
+/// computed in float32 on processors without instructions for them, as in [`crate::linear`]. The result is stored in
+/// memory as `[batch, queries, heads, width]`, so that `transpose(1, 2)` and a view join the heads without a copy. The
+/// output of a query that attends to no key is 0. Second derivatives and gradients of the mask are not supported.
+/// Everything else is computed by libtorch.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] for shapes, kinds or devices that do not fit, a probability that is not in `[0,
-/// 1]`, and a mask beside `causal`.
+/// [`crate::TorchError::Libtorch`] for shapes, kinds or devices that do not match, a probability that is not in `[0,
+/// 1]`, and a mask together with `causal`.
 ///
 /// ```
 /// use brigade_torch::{AttentionOptions, attention};
@@ -67,15 +67,15 @@ pub fn attention(
 /// own tokens, size]` with the same number of tokens on every rank; the number of heads of keys and values may be a
 /// divisor of that of queries.
 ///
-/// Without `causal` every token attends to all tokens. With it, rank `r` of `n` has the chunks `r` and `2 n - 1 - r` of
-/// the `2 n` chunks of the sequence, concatenated: each rank then has the same work, and half of the products are left
-/// out.
+/// Without `causal` every token attends to all tokens. With `causal`, rank `r` of `n` has the chunks `r` and `2 n - 1 -
+/// r` of the `2 n` chunks of the sequence, concatenated, so that all ranks have the same work and half of the products
+/// are not computed.
 ///
 /// Keys and values of the other ranks are gathered, in forward and again in backward, and their gradients are summed by
-/// a reduce-scatter. With `ring` each rank sends them to the next one instead, while attention to the earlier ones is
-/// computed, so that each rank has two ranks' keys at a time. Results for the keys of each rank are weighted by the
-/// logarithms of their sums of exponentials, in float32 (float64 for float64). Gradients of keys are those of the sum
-/// of the ranks' losses, and are sent in that type, too. With one rank it is [`attention`].
+/// a reduce-scatter. With `ring` they are passed from rank to rank instead, while attention to the preceding ones is
+/// computed, so that each rank has the keys of two ranks at a time. Results for the keys of different ranks are
+/// combined by their log-sum-exp, in float32 (float64 for float64). Gradients of keys are those of the sum of the
+/// ranks' losses, and are sent in that type, too. With one rank it is [`attention`].
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -92,8 +92,8 @@ pub fn attention(
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for dropout; [`crate::TorchError::Libtorch`] for shapes that do not fit, and an odd
-/// number of tokens under `causal`; [`crate::ErrorKind::Communication`] when a peer is gone, in backward too.
+/// [`crate::ErrorKind::InvalidArgument`] for dropout; [`crate::TorchError::Libtorch`] for shapes that do not match, and
+/// an odd number of tokens with `causal`; [`crate::ErrorKind::Communication`], also in backward, if a peer was lost.
 pub fn context_attention(
     group: &ProcessGroup,
     queries: &Tensor,

@@ -8,9 +8,9 @@ use tch::{Device, Kind, Tensor};
 use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 
-/// A scope in which operations of this thread on one type of device compute in a 16-bit type, or do not: libtorch
-/// chooses the operations, as with `torch.autocast`. The scope ends when it is dropped, also by a panic. Scopes can be
-/// nested.
+/// A scope in which autocast is on or off for operations of this thread on one type of device: as with
+/// `torch.autocast`, libtorch chooses the operations that compute in the 16-bit type. The scope ends when it is
+/// dropped, also by a panic. Scopes can be nested.
 ///
 /// ```
 /// use brigade_torch::Autocast;

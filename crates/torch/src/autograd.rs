@@ -1,4 +1,4 @@
-//! Functions for gradients that tch does not have.
+//! Functions of autograd that tch does not have.
 
 use tch::Tensor;
 
@@ -11,7 +11,7 @@ pub fn grad_enabled() -> bool {
     ffi::grad_enabled()
 }
 
-/// Options of a backward pass: whether the graph is kept, and whether the pass itself is recorded.
+/// Options of a backward pass: keeping the graph, and recording the backward itself.
 ///
 /// ```
 /// use brigade_torch::{BackwardOptions, backward, backward_with, gradient};
@@ -39,9 +39,9 @@ impl BackwardOptions {
     }
 }
 
-/// Computes the gradients of a scalar with respect to the leaves of its graph, and adds them to the leaves' gradients:
-/// [`Tensor::backward`], with errors of their kind. Where a [`crate::Reducer`] takes part, use
-/// [`crate::ProcessGroup::backward`].
+/// Computes the gradients of a scalar with respect to the leaves of its graph, and adds them to the leaves' gradients,
+/// like [`Tensor::backward`] but with an [`Error`]. With a [`crate::Reducer`] use [`crate::ProcessGroup::backward`]
+/// instead.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when the loss is not a scalar or has no graph.
@@ -58,7 +58,7 @@ pub fn backward(loss: &Tensor) -> Result<(), Error> {
     backward_with(loss, BackwardOptions::default())
 }
 
-/// Computes gradients as [`backward`] does, with options: keeps the graph, or records the backward
+/// Computes gradients like [`backward`], with options to keep the graph or to record the backward
 /// ([torch.Tensor.backward](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html)).
 ///
 /// # Errors

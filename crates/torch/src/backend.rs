@@ -14,18 +14,18 @@ use crate::store::{Store, milliseconds};
 pub enum Backend {
     /// Gloo, for CPU tensors, over TCP. If all ranks of a group are on one host, all-reduces, reduce-scatters and
     /// all-gathers use shared memory; `BRIGADE_SHARED_MEMORY=0` makes them use TCP, too. Tensors on GPUs are copied to
-    /// the host and back: slow, but ranks may share a GPU, which NCCL refuses.
+    /// the host and back, which is slow, but ranks may share a GPU, which NCCL does not support.
     Gloo(GlooDevice),
     /// NCCL for CUDA tensors, with Gloo beside it for CPU tensors, objects and barriers. Needs the feature `cuda` and a
-    /// GPU for each rank. Operations on CUDA tensors do not block the host, but the stream that is current when they
-    /// are waited for; with [`crate::ProcessGroup::within`] they block the host until the limit.
+    /// GPU for each rank. Waiting for an operation on CUDA tensors does not block the host but the current stream; with
+    /// [`crate::ProcessGroup::within`] it blocks the host, at most until the limit.
     ///
-    /// A hang ends at the group's time limit: c10d's watchdog aborts the communicator, and the next operation is
-    /// an error of [`Fault::Timeout`](crate::Fault::Timeout). 0 and 3 as `TORCH_NCCL_ASYNC_ERROR_HANDLING` in the
-    /// environment change that; 1, which launchers set, counts as unset.
+    /// A hang ends at the group's time limit: c10d's watchdog aborts the communicator, and the next operation is an
+    /// error of [`Fault::Timeout`](crate::Fault::Timeout). The environment variable `TORCH_NCCL_ASYNC_ERROR_HANDLING`
+    /// with the value 0 or 3 changes that; 1, which launchers set, counts as unset.
     Nccl,
-    /// A simulated backend: every operation completes at once, as if all ranks had sent the same as this one. Counts
-    /// the messages that a rank would send ([`crate::ProcessGroup::traffic`]).
+    /// A simulated backend: every operation completes at once, as if all ranks had sent the same data as this one. It
+    /// counts the messages that a rank would send ([`crate::ProcessGroup::traffic`]).
     Fake,
 }
 

@@ -1,10 +1,10 @@
-//! Declarations of all functions and types that are shared with C++, for cxx.
+//! All functions and types that are shared with C++, for cxx.
 //!
 //! Rules:
 //! 1. A tensor that C++ only reads or fills is passed as a reference ([`borrow`]), in lists as [`ffi::TensorRef`],
 //!    which borrows it. C++ copies the handle if it keeps the tensor.
-//! 2. A new tensor is passed as a `UniquePtr`, which [`own`] converts to tch's type; null if there is none.
-//! 3. Time limits are passed in milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
+//! 2. A new tensor is passed as a `UniquePtr`, which [`own`] converts to tch's type; null stands for none.
+//! 3. Time limits are passed in milliseconds; [`NO_LIMIT_OF_ITS_OWN`] stands for the group's.
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
 use std::borrow::Borrow;
@@ -293,11 +293,11 @@ pub(crate) mod ffi {
     /// Passes that are made of a rule with norms.
     #[repr(u8)]
     enum StepPart {
-        /// Both passes of the rule.
+        /// Both passes of the update rule.
         Whole,
-        /// Only the first pass, which returns sums of squares.
+        /// The first pass, which computes sums of squares.
         Sums,
-        /// Only the second pass, which gets them.
+        /// The second pass, which uses the sums of squares.
         Update,
     }
 

@@ -1,4 +1,4 @@
-//! Buckets of gradients: the messages of a reducer.
+//! Buckets: gradients that a reducer sends in one message.
 
 use tch::{Kind, Tensor};
 
@@ -24,7 +24,7 @@ impl Bucket {
     /// Returns a copy of the bucket in another type.
     ///
     /// # Errors
-    /// [`crate::TorchError::Tensor`] when memory runs out.
+    /// [`crate::TorchError::Tensor`] if memory runs out.
     pub fn to_kind(&self, kind: Kind) -> Result<Self, Error> {
         let buffer = self.buffer.f_to_kind(kind)?;
         let mut start = 0;

@@ -1,8 +1,8 @@
 //! Debug mode: before each collective, the ranks compare their calls.
 //!
 //! Each rank writes a record of its call into the store and reads those of the others, so that a rank with a different
-//! call is reported before another rank waits for it. This costs a few round trips per operation, so it is meant for
-//! finding faults, not for training.
+//! call is reported before the others wait for it. It costs a few round trips per operation, so use it to find a fault,
+//! not for training.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -19,17 +19,19 @@ use crate::dtype::type_name;
 use crate::error::{Error, TorchError};
 use crate::group::ProcessGroup;
 
-/// A disagreement of ranks about the next operation, found in debug mode.
+/// A difference between the ranks' next operations, found in debug mode.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Desync {
     /// Name of the group.
     pub group: String,
-    /// Rank that reports the disagreement.
+    /// Rank that reports the difference.
     pub rank: usize,
-    /// Calls by rank: `all_reduce Sum of float32 [2, 3] at src/main.rs:10`. Without ranks that made none.
+    /// Calls by rank, such as `all_reduce Sum of float32 [2, 3] at src/main.rs:10`. Ranks that made no call are left
+    /// out.
     pub calls: BTreeMap<usize, String>,
-    /// Ranks whose call differs from that of most (of two equal halves: from that of the lowest rank).
+    /// Ranks whose call differs from that of the majority. If there is no majority, those that differ from the lowest
+    /// rank.
     pub differing: Vec<usize>,
     /// Ranks that made no call within the time limit, with their last call.
     pub absent: BTreeMap<usize, Option<String>>,
@@ -119,12 +121,12 @@ impl ProcessGroup {
         handle
     }
 
-    /// Compares the next operation of all ranks in debug mode; otherwise does nothing. Collectives do it themselves:
-    /// this is for operations that send messages in other ways, such as a backward.
+    /// Compares the next operation of all ranks in debug mode; otherwise does nothing. Collectives call it themselves.
+    /// Use it for operations that communicate in other ways, such as a backward.
     ///
     /// # Errors
-    /// [`crate::TorchError::Desync`] on every rank that got here, naming the ranks that differ or are missing;
-    /// [`crate::TorchError::Store`] when the store is gone.
+    /// [`crate::TorchError::Desync`] on every rank that made a call, with the ranks that differ or are missing;
+    /// [`crate::TorchError::Store`] if the store is not available.
     #[track_caller]
     pub fn check(
         &self,

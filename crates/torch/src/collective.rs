@@ -1,8 +1,9 @@
 //! The collectives and point-to-point operations of c10d, as methods of [`ProcessGroup`].
 //!
 //! Every rank of the group calls the same collective with tensors of the same shape and type; shapes are not compared
-//! across ranks here (that costs a message). A blocking call returns when this rank's result is there; `start_…`
-//! returns at once. What a rank can detect by itself is an error of [`Fault::Invalid`] before anything is sent.
+//! across ranks, because that would cost a message. A blocking call returns when this rank's result is complete;
+//! `start_…` returns at once. Mistakes that a rank can detect by itself are errors of [`Fault::Invalid`] before
+//! anything is sent.
 
 mod barrier;
 mod exchange;

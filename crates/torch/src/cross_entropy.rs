@@ -1,9 +1,9 @@
 //! Cross-entropy over many classes, in less memory.
 //!
-//! The loss of a language model is computed together with its head, some rows of scores at a time
-//! (`cpp/cross_entropy.cpp`), which computes the gradients in the forward and drops the scores. On a CPU, rows whose
-//! label is ignored are left out of the products. A GPU computes and masks them, since the host would have to wait
-//! for their number; BERT's head, where most rows are ignored, selects its rows first, and waits.
+//! The loss of a language model is computed together with its head, some rows of logits at a time
+//! (`cpp/cross_entropy.cpp`). The gradients are computed in the forward, so that the logits need not be kept. On a CPU,
+//! rows whose label is ignored are left out of the products. A GPU computes and masks them, because the host would have
+//! to wait for their number; BERT's head, where most rows are ignored, selects its rows first, and waits.
 
 use tch::{Reduction, Tensor};
 
@@ -48,7 +48,7 @@ impl CrossEntropyOptions {
     }
 }
 
-/// A loss with the number of targets in it.
+/// Result of a cross-entropy: the loss, and the number of targets.
 #[derive(Debug)]
 pub struct CrossEntropyLoss {
     /// Value of the loss: float64 for rows of float64, else float32.
@@ -67,18 +67,17 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 /// [torch.nn.functional.cross_entropy](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.cross_entropy.html)
 /// with classes last.
 ///
-/// The forward also computes the gradient, for the rows that are not ignored, so that one tensor of the logits' size is
-/// needed besides them, where libtorch needs three. The backward consumes it: it can run only once, also with
-/// `retain_graph`, and there are no gradients of gradients. Sums are made in float64, and results do not depend on the
+/// The gradient is computed in the forward, only for rows that are not ignored, so that there is one tensor of the
+/// logits' size beside them, where libtorch has three. The backward consumes it: a loss has only one backward, also
+/// with `retain_graph`, and no second derivatives. Sums are computed in float64, and results do not depend on the
 /// number of threads.
 ///
 /// If all targets are ignored, the sum is 0, the mean NaN, and the gradients are 0.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
-/// [`crate::Fault::Invalid`] for a target that is not a class, and for shapes, kinds and options that do not fit. On a
-/// GPU such a target is found by the kernel: the error is that of a later call, and CUDA can do nothing more in this
-/// process.
+/// [`crate::Fault::Invalid`] for a target that is not a class, and for invalid shapes, kinds and options. On a GPU such
+/// a target makes the kernel fail: a later call returns the error, and CUDA cannot be used in this process any more.
 ///
 /// ```
 /// use brigade_torch::{CrossEntropyOptions, cross_entropy};
@@ -104,16 +103,16 @@ pub fn cross_entropy(
 /// Computes [`cross_entropy`] of the logits `hidden · weightᵀ + bias` without holding all of them in memory: for the
 /// head of a language model.
 ///
-/// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. The logits are
-/// computed in chunks of rows with at most 128 MiB (at least 128 rows). The forward also computes the gradients of
-/// those of `hidden`, `weight` and `bias` that require one. Rows whose target is `ignore_index` are left out of the
-/// products on a CPU: with 15 % of the tokens masked, the head costs 15 %. On a GPU they are computed and masked, since
-/// the host would have to wait for their number.
+/// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. It processes
+/// chunks of rows with at most 128 MiB of logits (at least 128 rows), and computes in the forward the gradients of
+/// `hidden`, `weight` and `bias`, as far as they require one. Rows whose target is `ignore_index` are left out of the
+/// products on a CPU: with 15 % of the tokens masked, the head takes 15 % of the time. On a GPU they are computed and
+/// masked, because the host would have to wait for their number.
 ///
-/// Under autocast the products are in its type, as a linear layer's, and all other values in float32. Gradients have
-/// the types of their tensors, and that of a float32 weight is accumulated in float32. Outside of autocast `hidden`,
-/// `weight` and `bias` are of one kind. On processors without instructions for 16-bit products these are computed in
-/// float32, several times faster and more exactly.
+/// Under autocast the products are computed in its type, like those of a linear layer, and everything else in float32.
+/// Gradients have the kinds of their tensors, and that of a float32 weight is accumulated in float32. Outside of
+/// autocast `hidden`, `weight` and `bias` must have the same kind. On processors without instructions for 16-bit
+/// products these are computed in float32, several times faster and more exactly.
 ///
 /// # Errors
 /// Returns the same errors as [`cross_entropy`].

@@ -1,4 +1,4 @@
-//! Devices other than the CPU: the available ones, the current one of a thread, and their memory.
+//! Devices other than the CPU: available devices, the current device of a thread, and memory.
 
 mod cuda;
 mod memory;
@@ -17,7 +17,7 @@ use crate::error::Error;
 /// A kind of device that libtorch computes on, other than the CPU. To add one, write a file with an implementation, and
 /// a line in [`DEVICE_KINDS`].
 pub trait DeviceKind: Sync {
-    /// Returns the name of its devices without their index, as in `cuda:0`.
+    /// Returns the name of the devices without their index, such as `cuda` for `cuda:0`.
     fn name(&self) -> &'static str;
 
     /// Returns the number of devices that this process can use, which is never 0.
@@ -38,13 +38,13 @@ pub trait DeviceKind: Sync {
     /// Returns the name of the hardware, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn hardware(&self, index: usize) -> Result<String, Error>;
 
     /// Returns free and total memory as the driver counts them, with the memory of other processes.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn memory(&self, index: usize) -> Result<MemoryInfo, Error>;
 
     /// Returns the default backend of groups of ranks with such devices.
@@ -53,11 +53,11 @@ pub trait DeviceKind: Sync {
     /// Returns `true` if its matrix units compute in bfloat16.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn has_bf16(&self, index: usize) -> Result<bool, Error>;
 }
 
-/// The kinds of device, in the order of preference of a program without a choice of its own.
+/// All device kinds, in the order in which they are chosen by default.
 pub static DEVICE_KINDS: [&dyn DeviceKind; 1] = [&Cuda];
 
 /// Memory of a device in bytes.
@@ -84,11 +84,11 @@ pub trait DeviceExt: Copy {
     /// Returns libtorch's name of the device, such as `cuda:0` or `cpu`.
     fn label(self) -> String;
 
-    /// Makes it the current device of this thread, which is used where no device is given. Without that every rank of a
-    /// host would also open a context on its first GPU. Does nothing for the CPU.
+    /// Makes the device the current one of this thread, which is used if no device is given. Without that every rank of
+    /// a host would also create a context on the first GPU. Does nothing for the CPU.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn make_current(self) -> Result<(), Error>;
 
     /// Sets a new stream for this thread on the device: its operations use it from now on instead of the default
@@ -98,13 +98,13 @@ pub trait DeviceExt: Copy {
     /// computed yet.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn use_own_stream(self) -> Result<(), Error>;
 
     /// Waits until the device has completed all its queued work. Returns at once for the CPU.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device, or a kernel on it has failed.
+    /// [`crate::TorchError::Libtorch`] if there is no such device, or a kernel on it has failed.
     fn synchronize(self) -> Result<(), Error>;
 }
 
@@ -162,8 +162,7 @@ impl GpuMath {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when something has set TF32 through one of libtorch's two interfaces for it
-    /// and through the other one to something else.
+    /// [`crate::TorchError::Libtorch`] if libtorch's two interfaces for TF32 were set to different values.
     pub fn current() -> Result<Self, Error> {
         let math = ffi::gpu_math().map_err(|error| Error::libtorch("settings of GPUs", &error))?;
         let ffi::GpuMath { tf32, benchmark, deterministic } = math;

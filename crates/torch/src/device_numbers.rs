@@ -1,4 +1,4 @@
-//! Numbers of an optimizer step in tensors.
+//! Parameters of an optimizer step as tensors on a device.
 
 use tch::Tensor;
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Parameters of an optimizer step as tensors on the parameters' device, so that the host neither waits for their
 /// values nor passes them in kernel launches. Each is a floating-point tensor of one element.
 ///
-/// With any of them a step consists of operations on the device. This includes the CPU, for tests.
+/// If one of them is set, a step consists of operations on the device; this also works on the CPU, for tests.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, fused};
@@ -30,7 +30,7 @@ pub struct DeviceNumbers<'a> {
     pub lr: Option<&'a Tensor>,
     /// Number of steps including this one, in place of the step's own.
     pub steps: Option<&'a Tensor>,
-    /// Loss scale by which the gradients are divided. The contents of the gradients are not specified afterwards.
+    /// Loss scale by which the gradients are divided. The content of the gradients is unspecified afterwards.
     pub grad_scale: Option<&'a Tensor>,
     /// Overflow flag: if it is not 0, the step is skipped, and parameters and states keep their bits.
     pub found_inf: Option<&'a Tensor>,

@@ -1,4 +1,4 @@
-//! libtorch's kinds and the files' types of elements.
+//! Conversion between libtorch's kinds and the element types of files.
 
 use brigade_checkpoint::Dtype;
 use tch::{Kind, TchError, Tensor};
@@ -39,10 +39,10 @@ pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
     })
 }
 
-/// Makes a tensor from a copy of a file's bytes, whose number must fit shape and type.
+/// Creates a tensor from a copy of a file's bytes, whose number must match shape and type.
 ///
-/// Bytes of Boolean values other than 0 and 1 become 1, also in `bytes`: C++ has only these two, and any other byte
-/// would be undefined behaviour there.
+/// For Booleans, bytes other than 0 and 1 are replaced by 1, also in `bytes`, because any other byte is undefined
+/// behaviour in C++.
 ///
 /// # Errors
 /// Returns libtorch's error for an invalid shape, and for a type of which [`kind_of`] is `None`.

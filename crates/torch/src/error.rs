@@ -10,7 +10,7 @@ use tch::TchError;
 pub(crate) use torch_error::Thrown;
 pub use torch_error::{CollectiveError, Fault, TorchError, is_out_of_memory_message};
 
-/// The result of a fallible function of layers, data sets, optimizers, metrics and training loops.
+/// The result of a fallible function of layers, datasets, optimizers, metrics and training loops.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of models, data, optimizers, metrics, training loops and collectives, so that `?` converts each of them in
@@ -18,8 +18,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened, such as
 /// [`TorchError`], or a custom error of the program; [`downcast_ref`](Self::downcast_ref) returns it. `Display` and
-/// `source` are the detail's. `Debug` prints the message and its causes instead of the fields, because a program whose
-/// `main` returns the error prints that.
+/// `source` are those of the detail. `Debug` is the text with its causes instead of the fields, because a program whose
+/// `main` returns the error prints it.
 ///
 /// ```
 /// use brigade_torch::{Error, ErrorKind, Result};
@@ -53,7 +53,7 @@ struct Inner {
 pub enum ErrorKind {
     /// A call was made that its documentation excludes. Change the program.
     InvalidArgument,
-    /// An operation on tensors failed in libtorch, such as for shapes that do not fit. A program may leave out the
+    /// An operation on tensors failed in libtorch, such as for shapes that do not match. A program may leave out the
     /// batch.
     Tensor,
     /// Memory of the host or of a device ran out. A program may try a smaller batch.
@@ -66,7 +66,7 @@ pub enum ErrorKind {
     Environment,
     /// A model could not be built or changed, or its forward failed. Change the model's code or its input.
     Model,
-    /// A sample or a batch could not be made. A data set may return another sample instead.
+    /// A sample or a batch could not be made. A dataset may return another sample instead.
     Data,
     /// A file could not be read, written or fetched. A program may try again, or use another place.
     Io,
@@ -86,15 +86,15 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// Makes an error of a kind from its detail.
+    /// Creates an error of a kind from its detail.
     pub fn new(kind: ErrorKind, detail: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self(Box::new(Inner { kind, detail: detail.into() }))
     }
 
     /// Wraps a custom error of the program, or a plain message.
     ///
-    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or one of its causes is a lack of memory.
-    /// An [`Error`] is returned unchanged.
+    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or a cause is that memory ran out. An
+    /// [`Error`] is returned unchanged.
     ///
     /// ```
     /// use std::num::ParseIntError;
@@ -121,7 +121,7 @@ impl Error {
         }
     }
 
-    /// Makes an error of the kind [`ErrorKind::InvalidArgument`] from its message.
+    /// Creates an error of the kind [`ErrorKind::InvalidArgument`] from its message.
     pub fn invalid_argument(message: impl Into<String>) -> Self {
         TorchError::InvalidArgument(message.into()).into()
     }
@@ -160,10 +160,10 @@ impl Error {
         chain(self.0.detail.as_ref()).find_map(|link| link.downcast_ref())
     }
 
-    /// Takes the detail of this type out of the error.
+    /// Converts the error into its detail of this type.
     ///
     /// # Errors
-    /// Gives the error back when its detail is of another type.
+    /// Returns the error itself if its detail is of another type.
     pub fn downcast<T: StdError + 'static>(self) -> Result<T> {
         let Inner { kind, detail } = *self.0;
         match detail.downcast() {

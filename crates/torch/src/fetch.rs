@@ -1,4 +1,4 @@
-//! A number that is being copied from a device to the host.
+//! Asynchronous copy of a number from a device to the host.
 
 use std::fmt;
 
@@ -28,8 +28,7 @@ impl Fetch {
     /// Starts to copy a tensor of one `int64`, behind all work that was queued on the device before.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for another tensor; [`crate::TorchError::Libtorch`] when the device
-    /// refuses.
+    /// [`crate::ErrorKind::InvalidArgument`] for another tensor; [`crate::TorchError::Libtorch`] if the device fails.
     pub fn start(tensor: &Tensor) -> Result<Self, Error> {
         if tensor.f_kind()? != Kind::Int64 || tensor.numel() != 1 {
             return Err(Error::invalid_argument(format!(

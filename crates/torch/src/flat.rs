@@ -1,16 +1,16 @@
 //! Optimizer steps that libtorch has no fused kernel for.
 //!
-//! Each function steps a list of parameters, with a list of gradients and of each state beside it. On the
-//! CPU a parameter, its gradient and its state are read once, in parallel, by loops of this crate; sums do not
-//! depend on the number of threads, and what [`rmsprop`], [`rectified`], [`qhadam`] and [`look_ahead`] give an element
-//! depends on its numbers alone ([`fused`](crate::fused)). Elsewhere (CUDA; 16 bits of [`lamb`] and [`larc`]), and
-//! where numbers of the step are on a device, libtorch's foreach operations step all parameters of a device and
-//! kind together: as many operations for a hundred parameters as for one, up to 2^25 elements, and none
-//! waits for the device. 16-bit parameters and states are computed in float32 and rounded at the end. Where tensors
-//! of a list share memory, their values afterwards are not specified.
+//! Each function updates a list of parameters, given lists of their gradients and states. On the CPU a parameter, its
+//! gradient and its state are read once, in parallel, by loops of this crate. Sums do not depend on the number of
+//! threads, and with [`rmsprop`], [`rectified`], [`qhadam`] and [`look_ahead`] the result of an element depends on its
+//! own values alone ([`fused`](crate::fused)). Elsewhere (CUDA; 16 bits of [`lamb`] and [`larc`]), and in steps with
+//! scalars on a device, libtorch's foreach operations update all parameters of a device and kind together: the number
+//! of operations is the same for a hundred parameters as for one, up to 2^25 elements, and none waits for the device.
+//! 16-bit parameters and states are computed in float32 and rounded at the end. If tensors of a list share memory,
+//! their values afterwards are unspecified.
 //!
-//! In all of them a decoupled weight decay shrinks the weight first, by the learning rate times itself; else
-//! it is added to the gradient, times the weight.
+//! In all functions decoupled weight decay first multiplies the weight by 1 minus the learning rate times the decay;
+//! otherwise the decay times the weight is added to the gradient.
 
 use tch::{Kind, Tensor};
 
@@ -48,12 +48,12 @@ pub struct RmsPropStep {
     pub maximize: bool,
 }
 
-/// Makes an RMSprop step, in place. With `grad_avgs` it is centered; `momentum_buffers` are needed with momentum. Both
-/// may be empty otherwise.
+/// Makes an RMSprop step, in place. With `grad_avgs` the step is centered. `momentum_buffers` are needed with momentum.
+/// Both lists may be empty otherwise.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
-/// lists do.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] if the
+/// lists differ in length.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -134,8 +134,8 @@ pub struct RectifiedStep {
 /// running mean of its square once that is based on enough steps.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
-/// lists do.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] if the
+/// lists differ in length.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -214,8 +214,8 @@ pub struct QhAdamStep {
 /// square are mixed with their current values.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
-/// lists do.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] if the
+/// lists differ in length.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -281,11 +281,11 @@ pub struct LambStep {
     pub maximize: bool,
 }
 
-/// Makes a LAMB step, in place, in two passes, because the norm of the update depends on all its values.
+/// Makes a LAMB step, in place, in two passes, because the norm of an update depends on all of its values.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
-/// lists do.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] if the
+/// lists differ in length.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -426,8 +426,8 @@ pub struct LarcStep {
 /// Makes a LARS or LARC step, in place. `momentum_buffers` are needed with momentum.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
-/// lists do.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] if the
+/// lists differ in length.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -524,12 +524,12 @@ fn larc_part(
 /// Makes a Lookahead step: moves each tensor of `slow` by the share `alpha` towards its counterpart in `fast`, and
 /// copies it into that.
 ///
-/// With a count of steps in `device`, the step is made only if the count is a multiple of `every`. Without one, it is
+/// If `device` contains a count of steps, the step is only made if the count is a multiple of `every`; otherwise it is
 /// always made.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
-/// lists do.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] if the
+/// lists differ in length.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};

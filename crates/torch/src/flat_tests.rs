@@ -1,5 +1,5 @@
-//! One pass over memory and foreach operations give the same, for all flags, and operations are as many for
-//! many parameters as for one.
+//! Tests that one pass over memory and foreach operations have the same results, for all flags, and that the number of
+//! operations does not depend on the number of parameters.
 
 use super::*;
 use crate::profiler::{ProfiledEvent, ProfilerOptions, Recording};

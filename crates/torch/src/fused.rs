@@ -4,9 +4,10 @@
 //! operations: 16-bit parameters and states are computed in float32 and rounded at the end, and the result of an
 //! element depends on its numbers alone, not on its place, the size of its tensor, the number of threads or the
 //! processor (the bits of a NaN excepted). libtorch's kernels for the CPU do not have that property, which sharded
-//! training needs: a shard's elements are stepped as they are within the whole tensor.
+//! training needs: the elements of a shard must be updated as they are within the whole tensor.
 //!
-//! Where tensors of a list share memory, their values afterwards are not specified: all are stepped at once.
+//! If tensors of a list share memory, their values afterwards are unspecified, because all are updated at the same
+//! time.
 
 use tch::Tensor;
 
@@ -37,11 +38,11 @@ pub struct AdamStep {
 
 /// Makes an Adam or AdamW step, in place, as `torch.optim.Adam(fused=True)` does.
 ///
-/// All slices have one entry per parameter, of the parameter's shape; `steps` holds float32 scalars that the caller has
-/// already incremented, except for skipped steps; `max_exp_avg_sqs` is empty without `amsgrad`.
+/// All slices have one entry per parameter, of the parameter's shape; `steps` contains float32 scalars that the caller
+/// has already incremented, unless the step is skipped; `max_exp_avg_sqs` is empty without `amsgrad`.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices do not match, or the device has no such kernel.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, fused};
@@ -111,7 +112,7 @@ pub struct SgdStep {
 /// Makes an SGD step, in place, as `torch.optim.SGD(fused=True)` does. `momentum_buffers` is empty without momentum.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices do not match, or the device has no such kernel.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, fused};
@@ -173,13 +174,13 @@ pub struct AdagradStep {
 }
 
 /// Makes an Adagrad step, in place, as `torch.optim.Adagrad(fused=True)` does. On other devices than the CPU, and with
-/// numbers on a device, it consists of foreach operations: parameters that have the same tensor in `steps` are stepped
+/// scalars on a device, it consists of foreach operations: parameters that have the same tensor in `steps` are updated
 /// together.
 ///
-/// All slices have one entry per parameter; `steps` holds float32 scalars that the caller has already incremented.
+/// All slices have one entry per parameter; `steps` contains float32 scalars that the caller has already incremented.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices do not match, or the device has no such kernel.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, fused};

@@ -1,5 +1,4 @@
-//! Passes over many tensors at once: unscaling, norm, clipping, decay. All change tensors in place, without a
-//! graph.
+//! Operations on lists of gradients: unscaling, norm, clipping. They change tensors in place, without a graph.
 
 use tch::{Kind, Tensor};
 
@@ -20,7 +19,7 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] without a gradient, or for those of several devices.
+/// [`crate::TorchError::Libtorch`] without gradients, or for gradients on several devices.
 pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Error> {
     let found = ffi::unscale_gradients(&borrow_all(gradients), inverse_scale)
         .map_err(|error| Error::libtorch("unscaling gradients", &error))?;
@@ -80,7 +79,7 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`].
+/// [`crate::TorchError::Libtorch`] if libtorch fails.
 pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
     ffi::multiply_all(&borrow_all(tensors), borrow(factor))
         .map_err(|error| Error::libtorch("scaling tensors", &error))
@@ -89,7 +88,7 @@ pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
 /// Clamps every value to `[-limit, limit]`.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`].
+/// [`crate::TorchError::Libtorch`] if libtorch fails.
 pub fn clamp(tensors: &[&Tensor], limit: f64) -> Result<(), Error> {
     ffi::clamp_all(&borrow_all(tensors), limit)
         .map_err(|error| Error::libtorch("clamping gradients", &error))

@@ -1,9 +1,9 @@
-//! Graphs: operations on a GPU that are recorded once and replayed with one call.
+//! Graphs: operations on a GPU that are recorded once and replayed in one call.
 //!
-//! After a recording that failed, libtorch leaves its allocators in the recording, and before 2.13 its generator too:
-//! `cpp/graph.cpp` takes them out. It also keeps cuBLAS's workspaces, which libtorch 2.13 drops with a graph while
-//! other graphs of the stream write to them, and empties the allocator's cache before a first recording, whose memory
-//! cannot come from there.
+//! After a recording that failed, libtorch leaves its allocators, and before 2.13 also its generator, in recording
+//! mode; `cpp/graph.cpp` resets them. It also keeps cuBLAS's workspaces, which libtorch 2.13 frees with a graph while
+//! other graphs of the stream write to them, and empties the allocator's cache before the first recording, which cannot
+//! use memory of the cache.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -18,7 +18,7 @@ use crate::error::{Error, Fault, TorchError};
 ///
 /// Operations are replayed on the memory that they were recorded with: inputs are changed by copying into the tensors
 /// that were used, and outputs are read before the next replay. Random operations draw new numbers in each replay.
-/// What the host did in between (branches, counters, numbers that were passed by value) is not repeated.
+/// Actions of the host during the recording (branches, counters, numbers that were passed by value) are not repeated.
 pub struct Graph {
     recorded: Recorded,
     device: Device,
@@ -69,7 +69,7 @@ impl Graph {
     /// allocate unpinned memory of the host.
     ///
     /// `shared` is a graph whose intermediate memory this one may use too; they must not be replayed at the same time,
-    /// and the values of one in it are lost when the other is replayed.
+    /// and a replay of one overwrites the intermediate values of the other.
     ///
     /// # Errors
     /// Returns the errors of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs
@@ -126,8 +126,8 @@ fn failed(detail: String) -> Error {
 }
 
 /// A recording in progress of this thread, for code whose start and end are in two functions; [`Graph::record`] records
-/// one. Dropped without [`GraphRecording::end`], as by a panic, it ends and is discarded. It must end in the thread
-/// that began it.
+/// one. If it is dropped without [`GraphRecording::end`], for example by a panic, the recording is discarded. It must
+/// end in the thread that began it.
 #[must_use = "a recording ends when it is dropped"]
 pub struct GraphRecording {
     begun: Option<Begun>,

@@ -28,9 +28,9 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// A set of ranks that run collectives together. A clone is a handle to the same group.
 ///
-/// All ranks call the same operations in the same order, from one thread at a time: operations of two threads may have
-/// a different order on each rank. Operations are methods; see the module `collective` for their shapes. A blocking
-/// operation has an asynchronous twin named `start_…` whose [`crate::Work`] owns the tensors until it is waited for.
+/// All ranks must call the same operations in the same order, from one thread at a time, because operations of two
+/// threads could have a different order on each rank. Operations are methods. Each blocking operation has an
+/// asynchronous variant named `start_…`, whose [`crate::Work`] owns the tensors until it is waited for.
 ///
 /// ```
 /// use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store};
@@ -63,17 +63,18 @@ pub struct GroupOptions {
     pub store_key: Option<String>,
     /// Time limit of its operations, and of its construction. Defaults to [`DEFAULT_GROUP_TIMEOUT`].
     pub timeout: Duration,
-    /// Device of its own messages: lengths, objects, flags, barriers. Defaults to the CPU, also with NCCL, which has
-    /// Gloo beside it.
+    /// Device of the group's own messages: lengths, objects, flags, barriers. Defaults to the CPU, also with NCCL,
+    /// where Gloo sends them.
     pub device: Option<Device>,
-    /// Network interface or address of Gloo beside NCCL. A group of Gloo alone has it in its backend.
+    /// Network interface or address of the Gloo backend that is used in addition to NCCL. For a group of Gloo alone, it
+    /// is part of [`Backend::Gloo`].
     pub gloo: GlooDevice,
-    /// `true` if operation, shape, type and place in the program are compared between ranks before each collective, and
-    /// an error names the ranks that differ ([`crate::TorchError::Desync`]). Must be the same on every rank. Slow.
+    /// `true` if operation, shape, type and position in the program are compared between ranks before each collective;
+    /// the error contains the ranks that differ ([`crate::TorchError::Desync`]). Must be the same on every rank. Slow.
     /// Defaults to `false`.
     pub debug: bool,
     /// `true` if reductions and gathers use shared memory where they can ([`ProcessGroup::shares_memory`]). Defaults to
-    /// `true`. If it is `false` on one rank, none does.
+    /// `true`. If it is `false` on one rank, no rank uses shared memory.
     pub share_memory: bool,
 }
 
@@ -147,10 +148,10 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl ProcessGroup {
-    /// Creates a group of `size` ranks over a store. Returns when all have connected.
+    /// Creates a group of `size` ranks with a store. Returns when all ranks are connected.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] if `rank` is not below `size`; [`crate::TorchError::Collective`] of
+    /// [`crate::ErrorKind::InvalidArgument`] when `rank` is not below `size`; [`crate::TorchError::Collective`] of
     /// operation `new_group` if a rank does not connect within the time limit or an interface is unknown.
     pub fn new(
         store: &Store,
@@ -251,12 +252,12 @@ impl ProcessGroup {
         })
     }
 
-    /// Creates a group of some of this group's ranks, numbered in the given order. Every rank of this group has to call
-    /// it, with the same list; ranks that are not in the list get `None`.
+    /// Creates a group of some of this group's ranks, numbered in the given order. Every rank of this group calls it,
+    /// with the same list; ranks that are not in the list get `None`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for an empty list, a rank that does not exist or one that is named twice;
-    /// otherwise the errors of [`ProcessGroup::new`].
+    /// [`crate::ErrorKind::InvalidArgument`] for an empty list, a rank that does not exist or that occurs twice. Also
+    /// returns the errors of [`ProcessGroup::new`].
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, Error> {
         let inner = &self.inner;
         let number = inner.subgroups.fetch_add(1, Ordering::Relaxed);
@@ -318,7 +319,7 @@ impl ProcessGroup {
         &self.inner.name
     }
 
-    /// Returns the ranks' numbers in the first group, in this group's order.
+    /// Returns the ranks' numbers in the first group (their global ranks), in this group's order.
     #[must_use]
     pub fn global_ranks(&self) -> &[usize] {
         &self.inner.ranks
@@ -484,19 +485,19 @@ impl ProcessGroup {
     /// reduces. If the reduction fails, the group is marked as failed, so that later operations do not wait for lost
     /// peers.
     ///
-    /// No other thread may start a collective of this group in the meantime, because ranks could then number it and the
-    /// reducer's collectives differently.
+    /// No collective of this group may be started on another thread meanwhile, because the order of its and the
+    /// reducer's collectives would differ between ranks.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] if a peer is lost or did not arrive in time; the error of a
-    /// [`crate::GradientHook`]; otherwise the errors of [`crate::backward`].
+    /// [`crate::TorchError::Collective`] if a peer was lost or did not arrive within the time limit; the error of a
+    /// [`crate::GradientHook`]; and the errors of [`crate::backward`].
     pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         self.backward_with(loss, BackwardOptions::default())
     }
 
     /// Computes gradients as [`ProcessGroup::backward`] does, with options. A second backward through a graph that was
-    /// kept is reduced over the ranks as the first was; with `find_unused_parameters`, `static_graph` or while ranks
-    /// join with unequal inputs it is an error.
+    /// kept is reduced over the ranks like the first. It is an error with `find_unused_parameters`, with
+    /// `static_graph`, and in a join of ranks with unequal inputs.
     ///
     /// # Errors
     /// Returns the same errors as [`ProcessGroup::backward`].

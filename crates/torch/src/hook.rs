@@ -1,4 +1,4 @@
-//! Communication hooks: what is sent instead of a bucket of gradients.
+//! Communication hooks, which replace the all-reduce of a bucket of gradients.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::group::ProcessGroup;
 use crate::reducer::Reducer;
 
-/// The type in which a bucket is sent.
+/// Data type in which a bucket is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
     /// IEEE half precision (fp16): 11 significant bits, up to 65 504.
@@ -48,10 +48,10 @@ pub trait GradientHook: Send + Sync {
     /// Averages the bucket's buffer over the ranks, in place. Called during `backward`, for one bucket after another,
     /// in the same order on all ranks, each as soon as its gradients are computed.
     ///
-    /// The buffer has to be filled when the call for the last bucket ([`Bucket::is_last`]) returns: a hook may start an
-    /// operation in one call and wait for it in a later one, while gradients of other buckets are computed. It must
-    /// start operations only within its calls, and in the same order on all ranks. If operations are left in a call for
-    /// bucket 0, the last backward did not finish.
+    /// All buffers must be complete when the call for the last bucket ([`Bucket::is_last`]) returns: a hook may start
+    /// an operation in one call and wait for it in a later one, while gradients of other buckets are computed.
+    /// Operations must be started within the calls, in the same order on all ranks. If a hook still has operations in a
+    /// call for bucket 0, the last backward was interrupted.
     ///
     /// # Errors
     /// Any error ends the backward, which returns it unchanged ([`ProcessGroup::backward`]).
@@ -63,7 +63,7 @@ impl Reducer {
     /// not overflow. Call it once for a reducer, before its first backward.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is a hook already.
+    /// [`crate::TorchError::Libtorch`] if a hook was set before.
     pub fn compress(&self, compression: Compression) -> Result<(), Error> {
         ffi::reducer_compress(self.raw(), self.group().raw(), compression.kind() as i8)
             .map_err(|error| Error::libtorch("compress", &error))
@@ -72,7 +72,7 @@ impl Reducer {
     /// Replaces the reduction of buckets by a hook. Call it once for a reducer, before its first backward.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is a hook already.
+    /// [`crate::TorchError::Libtorch`] if a hook was set before.
     pub fn set_hook(&self, hook: impl GradientHook + 'static) -> Result<(), Error> {
         let group = self.group().clone();
         let run = Box::new(move |mut bucket: Bucket| {

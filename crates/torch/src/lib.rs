@@ -1,10 +1,11 @@
-//! The border with libtorch: process groups, collectives, the gradient reducer, autocast and fused kernels, which tch
-//! does not have.
+//! Bindings to the parts of libtorch that tch does not have: process groups, collectives, the gradient reducer,
+//! autocast and fused kernels.
 //!
-//! Stores, process groups, collectives, the gradient reducer of DistributedDataParallel, fused optimizer kernels, and
-//! tensors that share memory with Rust vectors. Everything public is safe. All C++ and all `unsafe` code of Brigade's
-//! libraries is in this crate; `src/bridge.rs` lists what crosses. (The command line calls into a notebook's library
-//! in `brigade-dylib-call`; tests have `brigade-test-device`, C++ below libtorch.)
+//! The crate also contains stores, loops for optimizer steps, and tensors that share memory with Rust vectors. The
+//! public interface is safe. All C++ and all `unsafe` code of Brigade's libraries is in this crate, and `src/bridge.rs`
+//! lists all functions and types that are shared with C++. (Two crates outside of the libraries have such code, too:
+//! `brigade-dylib-call`, which calls functions of a notebook's library, and `brigade-test-device`, a device for tests
+//! in C++.)
 //!
 //! ```
 //! use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store};
@@ -19,39 +20,40 @@
 //!
 //! # Collectives over Gloo
 //!
-//! Sums are in the order of the ranks, so that a resumed job has the same bits. Gloo's own algorithms choose the
-//! order by the neighbours in their ring, which depends on ports. Three or more ranks over TCP add a bucket
-//! themselves (`cpp/ordered.cpp`): each rank gets its part of all others, adds it, and sends the sum to all. A
-//! reduce-scatter is the first half of that and an all-gather the second, also between two ranks, so data parallelism
-//! and sharded training have the same bits. Each rank first sends which collective it has begun: ranks that began
-//! different ones get an error with both.
+//! Sums are computed in the order of the ranks, so that a resumed job has the same bits. In Gloo's own algorithms the
+//! order depends on the neighbours in a ring, and so on ports. With three or more ranks over TCP, this crate implements
+//! the all-reduce (`cpp/ordered.cpp`): each rank receives its part of the buffer from all others, adds the parts, and
+//! sends the sum to all. A reduce-scatter is the first half of that and an all-gather the second, also with two ranks,
+//! so that data parallelism and sharded training have the same bits. Each rank first sends the name of the collective
+//! that it has begun: if they differ, both ranks get an error with both names.
 //!
-//! If all ranks of a group run on one host, all-reduces, reduce-scatters and all-gathers go through memory that they
-//! share (`cpp/shared_memory.cpp`). A rank copies a chunk of 1 MB into its slot; the others add it to theirs, in the
-//! order of the ranks, or copy it straight to its place. A list of tensors is one operation, and a tensor that is
-//! already in place is not copied. Operations, order, time limits, aborts and errors remain those of Gloo. A killed
-//! rank is noticed by a lock on its byte of the memory's unnamed file. A rank sends its pid and descriptor as
-//! numbers; the others open `/proc/PID/fd/FD` and map it only if it is an unnamed memory file of the same user,
-//! sealed against a change of its size.
+//! If all ranks of a group run on one host, all-reduces, reduce-scatters and all-gathers use shared memory
+//! (`cpp/shared_memory.cpp`). A rank copies a chunk of 1 MB into its slot; the other ranks add it to theirs, in the
+//! order of the ranks, or copy it directly to the output. A list of tensors is one operation, and a tensor that is
+//! already in place is not copied. Operations, order, time limits, aborts and errors are the same as with Gloo. Each
+//! rank holds a lock on one byte of the memory's unnamed file, by which the others detect that it was killed. A rank
+//! sends its process id and file descriptor as numbers; the others open `/proc/PID/fd/FD` and map it only if it is an
+//! unnamed memory file of the same user, sealed against a change of its size.
 //!
-//! Several tensors of one call go as one operation (`all_reduce_coalesced` and similar, `cpp/group.cpp`): one launch
-//! of NCCL; one all-reduce of Gloo for each type; one gather or reduce-scatter of any types among ranks that are all
-//! Brigade's. Each element is combined as in an all-reduce of its tensor alone.
+//! Several tensors of one call are one operation (`all_reduce_coalesced` and similar, `cpp/group.cpp`): one launch of
+//! NCCL; one all-reduce of Gloo for each type; one gather or reduce-scatter for all types, if all ranks are Brigade's.
+//! Each element has the same result as in an all-reduce of its tensor alone.
 //!
 //! # Devices
 //!
-//! `cpp/device.cpp` uses devices through libtorch's own interfaces (`DeviceGuardImplInterface`, `DeviceAllocator`),
-//! which need no headers of CUDA. Code that needs these is in `cpp/cuda.cpp`, `cpp/graph.cpp` and `cpp/nccl.cpp`.
-//! `src/device.rs` has the trait of kinds of devices.
+//! `cpp/device.cpp` uses devices through libtorch's own interfaces (`DeviceGuardImplInterface`, `DeviceAllocator`), for
+//! which CUDA's headers are not needed. Code that needs them is in `cpp/cuda.cpp`, `cpp/graph.cpp` and `cpp/nccl.cpp`.
+//! `src/device.rs` contains the trait of device kinds.
 //!
-//! NCCL is one backend of a c10d group and Gloo the other, chosen by a tensor's device; the group's own messages are
-//! tensors of the CPU. Gloo moves a GPU's tensors through the host (`cpp/through_host.cpp`). c10d reuses a group's
-//! backend of the same type, so this one has the type CUSTOM.
+//! With NCCL, a c10d group has two backends, NCCL and Gloo, of which one is chosen by a tensor's device; the group's
+//! own messages are CPU tensors. A group of Gloo alone copies a GPU's tensors through the host
+//! (`cpp/through_host.cpp`). That backend has c10d's type CUSTOM, because c10d would reuse a group's backend of the
+//! same type.
 //!
-//! At a time limit c10d's watchdog would end the process. `TORCH_NCCL_ASYNC_ERROR_HANDLING` becomes 2 unless it is 0
-//! or 3 (launchers set 1), so that the watchdog aborts the communicator and the next operation is an error. The
-//! minute that ranks would spend on writing down their state before that is switched off. A group that is dropped
-//! waits for its operations in flight, 5 s at most, because the destructor of c10d's backend aborts them.
+//! By default c10d's watchdog ends the process at a time limit. This crate sets `TORCH_NCCL_ASYNC_ERROR_HANDLING` to 2
+//! unless it is 0 or 3 (launchers set 1), so that the watchdog aborts the communicator instead and the next operation
+//! is an error. It also turns off the dump of c10d's state before that, which takes a minute. A group that is dropped
+//! waits for its operations in flight, at most 5 s, because the destructor of c10d's backend aborts them.
 
 mod attention;
 mod autocast;

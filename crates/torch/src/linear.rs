@@ -10,12 +10,12 @@ use crate::error::Error;
 /// `input` `[…, in]`, `weight` `[out, in]`, `bias` `[out]`.
 ///
 /// On a CPU without instructions for 16-bit products, where libtorch emulates them, a product in bfloat16 or float16
-/// (by its operands or by autocast) is computed in float32, with the unrounded weight, which is several times faster
-/// and more exact. Input, output and their gradients keep their 16-bit type. The gradient of a float32 weight is not
-/// rounded to it.
+/// (by its operands or by autocast) is computed in float32, several times faster and more exactly. The weight is not
+/// rounded to 16 bits. Input, output and their gradients keep their 16 bits; the gradient of a float32 weight is not
+/// rounded to them.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::{Autocast, linear};
@@ -38,7 +38,7 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
 /// [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] for another approximation, and when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] for another approximation, and when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::gelu_linear;

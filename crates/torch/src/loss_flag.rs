@@ -1,4 +1,4 @@
-//! A non-finite loss, signalled to the other ranks in the gradients that are reduced anyway.
+//! Signal of a non-finite loss to the other ranks, as part of the reduced gradients.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ use crate::error::Error;
 /// A flag for a non-finite loss: puts NaN into one element of a gradient in the next backward of one model, so that all
 /// ranks detect after the reduction that a loss of one of them was not finite. No extra message is sent.
 ///
-/// Call [`LossFlag::raise`] before the backward and [`LossFlag::lower`] after it. The mark is in the first element of
-/// the first gradient that the backward computes, where [`first_elements_are_finite`] checks it.
+/// Call [`LossFlag::raise`] before the backward and [`LossFlag::lower`] after it. The NaN is in the first element of
+/// the first gradient that the backward computes, where [`first_elements_are_finite`] detects it.
 ///
 /// ```
 /// use brigade_torch::{LossFlag, first_elements_are_finite, gradient};
@@ -35,7 +35,8 @@ unsafe impl Send for LossFlag {}
 unsafe impl Sync for LossFlag {}
 
 impl LossFlag {
-    /// Installs hooks on the gradients of a model's parameters, which exist as long as these.
+    /// Creates a flag, and installs hooks on the gradients of a model's parameters, which exist as long as the
+    /// parameters.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] for a parameter that has no gradient.
@@ -45,8 +46,8 @@ impl LossFlag {
             .map_err(|error| Error::libtorch("LossFlag::new", &error))
     }
 
-    /// Sets that `value`, a scalar, is added to the first element of the first gradient that the next backward
-    /// computes: NaN, or on a device 0 or NaN, whose value need not be known yet.
+    /// Sets a scalar that is added to the first element of the first gradient that the next backward computes: NaN, or
+    /// a tensor on a device that is 0 or NaN, for whose value the host does not wait.
     pub fn raise(&self, value: &Tensor) {
         ffi::loss_flag_raise(&self.0, borrow(value));
     }

@@ -1,10 +1,9 @@
-//! Optimizer steps that treat a parameter as a matrix: Adafactor and Muon, by tensor operations on any
-//! device.
+//! Optimizer steps that treat a parameter as a matrix, Adafactor and Muon, by tensor operations on any device.
 //!
-//! On the CPU parameters are stepped one by one. Elsewhere, and where numbers of the step are on a device,
-//! all of a device and kind are stepped together, and nothing waits for the device: Adafactor reduces each
-//! parameter by operations of its own, Muon makes one product of the matrices of one shape, and the rest are
-//! foreach operations.
+//! On the CPU parameters are updated one by one. On other devices, and in steps with scalars on a device, all
+//! parameters of a device and kind are updated together, without waiting for the device: Adafactor reduces each
+//! parameter by operations of its own, Muon multiplies all matrices of one shape in one batched product, and the rest
+//! are foreach operations.
 
 use tch::Tensor;
 
@@ -52,8 +51,8 @@ pub enum Variances<'a> {
 /// Makes an Adafactor step (Shazeer and Stern, 2018), in place, as `torch.optim.Adafactor` does.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit; [`crate::ErrorKind::InvalidArgument`]
-/// when lists do not.
+/// [`crate::TorchError::Libtorch`] if shapes, kinds or devices do not match; [`crate::ErrorKind::InvalidArgument`] if
+/// the lists differ in length.
 ///
 /// ```
 /// use brigade_torch::DeviceNumbers;
@@ -136,8 +135,8 @@ pub struct MuonStep {
 /// momentum, made nearly orthogonal in bfloat16.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when a parameter is not a matrix, or shapes, kinds or devices do not fit;
-/// [`crate::ErrorKind::InvalidArgument`] when lists do not.
+/// [`crate::TorchError::Libtorch`] when a parameter is not a matrix, or shapes, kinds or devices do not match;
+/// [`crate::ErrorKind::InvalidArgument`] if the lists differ in length.
 ///
 /// ```
 /// use brigade_torch::DeviceNumbers;
@@ -202,7 +201,7 @@ fn step_muon(
 
 #[cfg(test)]
 mod tests {
-    //! Parameters one by one and all together give the same.
+    //! Tests that updating parameters one by one and together has the same results.
 
     use super::*;
     use tch::{Device, Kind};

@@ -1,4 +1,4 @@
-//! Pooling of images.
+//! Max pooling.
 
 use tch::Tensor;
 
@@ -10,9 +10,9 @@ use crate::error::Error;
 /// without dilation: from `[n, c, h, w]` to `[n, c, h', w']` with `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`.
 ///
 /// On the CPU, float32 and bfloat16 in channels_last with 16 channels or more run through loops of this crate: they
-/// keep the place of the largest value in one byte where libtorch keeps eight, and write each value of the gradient
-/// once. Results and gradients are those of libtorch, bit for bit, except for a sum of several gradients in bfloat16,
-/// which is rounded once. All other cases use libtorch's implementation.
+/// store the position of the largest value in one byte where libtorch uses eight, and write each value of the gradient
+/// once. Results and gradients are those of libtorch, bit for bit, except that a sum of several gradients in bfloat16
+/// is rounded once. All other cases call libtorch.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for a window that does not fit the image, and a padding of more than half of it.

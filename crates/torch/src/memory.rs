@@ -11,13 +11,13 @@ use crate::error::Error;
 
 /// A Rust number type that libtorch has as an element type.
 pub trait Element: sealed::Sealed + Copy + Send + 'static {
-    /// The element type in libtorch.
+    /// Kind of the element type in libtorch.
     const KIND: Kind;
 }
 
 pub(crate) mod sealed {
     pub trait Sealed {
-        /// The number of the type in c10's `ScalarType`.
+        /// Number of the element type in c10's `ScalarType`.
         const SCALAR_TYPE: i8;
     }
 }
@@ -43,7 +43,7 @@ elements! {
     f64 => Double = 7,
 }
 
-/// Makes a CPU tensor of the given shape that takes over the memory of `data` (row-major), without a copy.
+/// Creates a CPU tensor of the given shape that takes over the memory of `data` (row-major), without a copy.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] when the product of `shape` is not the length of `data`.
@@ -78,9 +78,9 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
 
 /// A view of the elements of a contiguous CPU tensor, in row-major order, from which they can be copied.
 ///
-/// It never lends a reference into the tensor's memory, and keeps no address of it: other handles of the same tensor
-/// (`shallow_clone`) may write there, resize the tensor or replace its memory (`set_data`) at any time, and the type
-/// system does not detect that. Each call copies the current elements of the tensor.
+/// It never returns a reference to the tensor's memory, and stores no address of it, because other handles of the same
+/// tensor (`shallow_clone`) may write to it, resize the tensor or replace its memory (`set_data`) at any time, which
+/// the type system does not prevent. Each call copies the tensor's present values.
 pub struct Elements<'a, T> {
     tensor: &'a Tensor,
     element: PhantomData<T>,
@@ -144,7 +144,7 @@ impl<T: Element> Elements<'_, T> {
     /// Appends the elements of `range` to a vector.
     ///
     /// # Panics
-    /// When the range is not within [`Elements::len`], as a slice does.
+    /// Panics if the range is not within [`Elements::len`], like a slice.
     pub fn append(&self, range: Range<usize>, out: &mut Vec<T>) {
         let from = self.checked(&range);
         let count = range.len();
@@ -163,7 +163,7 @@ impl<T: Element> Elements<'_, T> {
     /// Copies the elements of `range` into a slice of the same length.
     ///
     /// # Panics
-    /// When the range is not within [`Elements::len`], or `out` is not as long, as slices do.
+    /// Panics if the range is not within [`Elements::len`], or `out` has another length, like slices.
     pub fn copy_to(&self, range: Range<usize>, out: &mut [T]) {
         let from = self.checked(&range);
         let count = range.len();
@@ -173,8 +173,8 @@ impl<T: Element> Elements<'_, T> {
         unsafe { ptr::copy(from, out.as_mut_ptr().cast::<u8>(), count * size_of::<T>()) };
     }
 
-    /// Passes all elements to `use_chunk`, at most `most` at a time, through one buffer. If `use_chunk` resizes the
-    /// tensor through another handle, it ends at the tensor's new end.
+    /// Calls `use_chunk` with all elements, at most `most` at a time, which are copied to one buffer. If `use_chunk`
+    /// resizes the tensor through another handle, the iteration ends at the tensor's new end.
     ///
     /// # Errors
     /// Returns the first error of `use_chunk`.
@@ -268,20 +268,20 @@ fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Err
 
 /// Makes the process keep the CPU memory that tensors free, for the next tensors.
 ///
-/// A training step allocates and frees the same large tensors again and again. By default glibc returns such memory to
-/// the system each time, and the system clears every page of it again. With the CNN of the examples that took a quarter
-/// of the step. In exchange a process keeps its maximum size; [`release_memory`] frees unused memory.
+/// A training step allocates and frees the same large tensors again and again. By default glibc gives such memory back
+/// to the system each time, and the system clears every page of it again: on the CNN of the examples that took a
+/// quarter of the step. The disadvantage is that the memory of a process does not shrink; [`release_memory`] frees
+/// unused memory.
 ///
 /// It is a setting of the whole process, which the Accelerator makes by default. On Linux, libtorch's allocator of CPU
-/// tensors is replaced: tensors of 1 MB and more are in one range of addresses with the size of the machine's memory,
-/// in huge pages where the kernel supports them (not under `ulimit -v`, nor where the kernel does not overcommit
-/// memory). glibc's `malloc` is configured not to return freed memory to the system (`M_TRIM_THRESHOLD`,
-/// `M_MMAP_THRESHOLD`), and 64 MB of its heap are requested as huge pages. `BRIGADE_KEEP_MEMORY=0` disables all of
-/// this, and so does a setting of the C library in the environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`,
-/// `GLIBC_TUNABLES`).
+/// tensors is replaced: tensors of 1 MB and more are in one address range of the machine's memory size, with huge pages
+/// if the kernel supports them (not under `ulimit -v`, nor with strict overcommit accounting). glibc's `malloc` is
+/// configured not to return freed memory to the system (`M_TRIM_THRESHOLD`, `M_MMAP_THRESHOLD`), and huge pages are
+/// requested for 64 MB of its heap. `BRIGADE_KEEP_MEMORY=0` leaves everything as it is, and so does a setting of the C
+/// library in the environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).
 ///
-/// A process that is forked without `exec` afterwards must not use tensors: its first allocation ends it
-/// with a message, since another thread may have held the allocator's lock.
+/// A process that is forked without `exec` afterwards must not use tensors: its first allocation ends the process with
+/// a message, because another thread may have held the allocator's lock.
 pub fn keep_freed_memory() {
     const CHOSEN_BY_USER: [&str; 3] =
         ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"];
@@ -295,11 +295,11 @@ pub fn keep_freed_memory() {
     }
 }
 
-/// Frees memory that allocators keep for later: the C library's to the system, and with `cuda` libtorch's to the GPU.
-/// For a new attempt after memory ran out.
+/// Returns memory that allocators keep for reuse: that of the C library to the system, and with `cuda` that of libtorch
+/// to the GPU. For a new attempt after memory ran out.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when the device refuses.
+/// [`crate::TorchError::Libtorch`] if the device fails.
 pub fn release_memory(cuda: bool) -> Result<(), Error> {
     ffi::release_memory(cuda).map_err(|error| Error::libtorch("release_memory", &error))
 }

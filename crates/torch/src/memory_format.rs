@@ -1,4 +1,4 @@
-//! The order of an image's values in memory: what tch leaves out.
+//! The channels-last memory format, which tch does not support.
 
 use tch::Tensor;
 
@@ -9,8 +9,8 @@ use crate::error::Error;
 /// that has this format already is returned without a copy.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] without
-/// memory.
+/// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] if memory
+/// runs out.
 ///
 /// ```
 /// use brigade_torch::{channels_last, is_channels_last};
@@ -34,8 +34,8 @@ pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(own(made))
 }
 
-/// Returns `true` if the strides are those of [`channels_last`]. Where both formats would be the same memory, as with
-/// one channel, the strides still distinguish them.
+/// Returns `true` if the strides are those of [`channels_last`]. If both formats have the same order in memory, as with
+/// one channel, they are distinguished by the strides.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for a tensor without strides.

@@ -1,7 +1,7 @@
 //! Detection of the ranks that had not arrived at a failed collective.
 //!
-//! A rank whose collective fails writes a note to the store: the collective's number and how long it had waited. A rank
-//! that did not arrive writes none, or a later one.
+//! A rank whose collective fails writes a record to the store: the collective's number and the time that it had waited.
+//! A missing rank writes no record, or a later one.
 
 use std::sync::mpsc;
 use std::thread;

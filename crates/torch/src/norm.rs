@@ -21,17 +21,18 @@ pub struct BatchNormState<'a> {
     pub running_var: Option<&'a Tensor>,
 }
 
-/// [Batch normalisation in training](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)
-/// of `[n, channels, …]` over the batches of all ranks, which may be unequal: the result is that of one
-/// process with the whole batch, and so is the gradient of the input. The gradients of weight and bias
-/// are this rank's part of the sum, as those of every parameter are.
+/// Computes [batch normalisation in
+/// training](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html) of `[n, channels, …]` over the
+/// batches of all ranks, which may be unequal: the result is that of one process with the whole batch, and so is the
+/// gradient of the input. The gradients of weight and bias are this rank's part of the sum over ranks, like those of
+/// every parameter.
 ///
-/// Every rank calls it; its backward is a collective, too. A rank sends one message of `2 * channels + 1` float64 in
-/// the forward, and one of `2 * channels` in the backward.
+/// Every rank calls it; its backward is a collective, too. Each rank sends one message of `2 * channels + 1` float64 in
+/// forward, and one of `2 * channels` in backward.
 ///
 /// # Errors
-/// [`crate::TorchError::Collective`] when a peer is gone; with [`crate::Fault::Invalid`] when there is no more than
-/// one value per channel in all, or shapes do not fit.
+/// [`crate::TorchError::Collective`] if a peer was lost; with [`crate::Fault::Invalid`] if there is at most one value
+/// per channel over all ranks, or shapes do not match.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -78,17 +79,16 @@ pub fn sync_batch_norm(
     }
 }
 
-/// Normalises `[n, channels, …]` over the batch, as PyTorch's
+/// Normalises `[n, channels, …]` over the batch, like PyTorch's
 /// [`batch_norm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.batch_norm.html): with the
 /// statistics of this batch in training, with the running ones otherwise.
 ///
 /// In training, on an NVIDIA GPU of compute capability 8.0 or newer, with an input of bfloat16 or float16 in
 /// channels_last, a multiple of eight channels, and all parameters and running statistics in float32, it runs kernels
-/// of this crate, which read the input twice and write the output once. In all other cases it uses libtorch's
-/// implementation.
+/// of this crate, which read the input twice and write the output once. All other cases call libtorch.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::{BatchNormState, batch_norm};
@@ -110,14 +110,14 @@ pub fn batch_norm(
 
 /// Computes `relu(batch_norm(input) + shortcut)`, for convolutional networks in which these follow each other.
 ///
-/// It is one operation in training with all parameters and running statistics in float32 and the input in
-/// channels_last: of float32 or bfloat16 on the CPU, of bfloat16 or float16 on a GPU that [`batch_norm`] has kernels
-/// for. The input is read twice and the output written once (apart: read five times and written three times with a
-/// shortcut), and the backward has no pass for ReLU. Results equal those of the operations to rounding, and do not
-/// depend on the number of threads. In all other cases it calls the operations.
+/// It is one fused operation in training, if all parameters and running statistics are in float32 and the input is
+/// channels-last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU for which [`batch_norm`] has
+/// kernels. The fused operation reads the input twice and writes the output once (separate operations with a shortcut
+/// read five times and write three times), and its backward has no pass for ReLU. Results equal those of the separate
+/// operations up to rounding, and do not depend on the number of threads. Otherwise it calls the separate operations.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::{BatchNormState, batch_norm_relu};

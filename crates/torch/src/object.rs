@@ -1,7 +1,7 @@
-//! Collectives on all values that serde supports.
+//! Collectives on objects that serde can serialise.
 //!
-//! Objects are sent as MessagePack with field names, so that the receiver may have more fields than the sender. The
-//! lengths are sent first, then the bytes, padded to the longest.
+//! Objects are sent as MessagePack with field names, so that the reader's type may have more fields than the writer's.
+//! The lengths are sent first, then the bytes, padded to the longest.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,8 +18,9 @@ impl ProcessGroup {
     /// Broadcasts rank `root`'s object to every rank. Only the root passes one.
     ///
     /// # Errors
-    /// [`crate::TorchError::Object`] on every rank when the root's object cannot be carried;
-    /// [`crate::ErrorKind::InvalidArgument`] when the root gives none; otherwise [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Object`] on every rank if the root's object cannot be serialised;
+    /// [`crate::ErrorKind::InvalidArgument`] if the root passes none; [`crate::TorchError::Collective`] if the
+    /// communication fails.
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: Option<&T>, root: usize) -> Result<T, Error>
     where
@@ -61,8 +62,8 @@ impl ProcessGroup {
     /// Gathers the objects of all ranks on every rank, in the order of ranks.
     ///
     /// # Errors
-    /// [`crate::TorchError::Object`] on every rank when one rank's object cannot be carried;
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Object`] on every rank if an object cannot be serialised; [`crate::TorchError::Collective`]
+    /// if the communication fails.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};

@@ -1,4 +1,4 @@
-//! Tensors under names, and what an optimizer is built on.
+//! Named tensors, and the trait of objects with parameters.
 
 use tch::Tensor;
 use tch::nn::VarStore;

@@ -1,4 +1,4 @@
-//! libtorch's profiler, which records operations with their times.
+//! libtorch's profiler: events with their times.
 
 mod kineto_thread;
 
@@ -19,8 +19,8 @@ pub struct ProfilerOptions {
     pub shapes: bool,
     /// `true` if allocations and deallocations of memory are recorded. Defaults to `false`.
     pub memory: bool,
-    /// `true` if floating-point operations are computed from shapes, where libtorch has the formula. Defaults to
-    /// `false`.
+    /// `true` if the number of floating-point operations is computed from shapes, for operations for which libtorch has
+    /// a formula. Defaults to `false`.
     pub flops: bool,
 }
 
@@ -70,7 +70,7 @@ impl Recording {
     /// Starts to record the operations of this thread, and of the threads of its `backward`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when this thread is recorded already.
+    /// [`crate::TorchError::Libtorch`] if this thread is already being recorded.
     pub fn start(options: ProfilerOptions) -> Result<Self, Error> {
         let ProfilerOptions { cuda, shapes, memory, flops } = options;
         kineto_thread::around_first_start(|| {
@@ -83,7 +83,7 @@ impl Recording {
     /// Ends the recording. With a path it is also written as a file for Chrome's and Perfetto's viewers.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn finish(mut self, path: Option<&str>) -> Result<Vec<ProfiledEvent>, Error> {
         self.running = false;
         let events = ffi::profiler_stop(path.unwrap_or_default())
@@ -119,7 +119,7 @@ impl fmt::Debug for Recording {
     }
 }
 
-/// A named part of a recording, which lasts until it is dropped. Costs almost nothing where nothing is recorded.
+/// A named part of a recording, which lasts until it is dropped. It costs almost nothing if nothing is recorded.
 ///
 /// ```
 /// # let optimizer = || ();
@@ -136,7 +136,7 @@ impl Scope {
     /// Begins a part of the recording with this name.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn enter(name: &str) -> Result<Self, Error> {
         ffi::enter_scope(name).map(Self).map_err(|error| Error::libtorch("enter_scope", &error))
     }

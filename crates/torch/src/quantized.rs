@@ -1,8 +1,8 @@
 //! Weights of linear layers in 8 or 4 bits.
 //!
 //! The arithmetic is in `brigade_checkpoint::quantized` (`PackedWeight`, rows of numbers with scales), without
-//! libtorch, so `brigade checkpoint convert --weights` and this module give the same bits. `QuantizedWeight` computes
-//! products, with libtorch's kernels where they exist and are faster.
+//! libtorch, so that `brigade checkpoint convert --weights` and this module have the same results, bit for bit.
+//! `QuantizedWeight` computes products, with libtorch's kernels where they exist and are faster.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -18,9 +18,9 @@ use crate::memory::bytes;
 /// The weight `[out, in]` of a linear layer in 8 or 4 bits, for inference.
 ///
 /// Products of few rows in bfloat16 on a CPU are computed by libtorch's kernels for packed weights, which read the
-/// packed weight directly (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`). All others dequantise the weight to
-/// the input's type for the product: those of many rows, of float32 and float16, on other devices, and where
-/// [`QuantizedWeight::kernel`] returns an error. On two cores with AVX-512 and a weight of 2048 x 2048 in int8 and int4
+/// quantised weight once (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`). All others dequantise the weight to
+/// the input's type for the product: those of many rows, in float32 and float16, on other devices, and those for which
+/// [`QuantizedWeight::kernel`] returns a reason. On two cores with AVX-512 and a weight of 2048 x 2048 in int8 and int4
 /// one row took 0.07 and 0.06 ms (0.17 ms with the weight in bfloat16), and the kernels were slower than the
 /// dequantised product from 64 rows on; in float32 they were slower at every size.
 ///
@@ -67,8 +67,9 @@ impl QuantizedWeight {
     /// describes. Uses 16 MB of memory besides the result.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for a tensor that is not a matrix, whose width is not a multiple of the
-    /// group size, or that has infinite or NaN values; libtorch's error if memory runs out.
+    /// [`crate::ErrorKind::InvalidArgument`] for a tensor that is not a matrix, whose number of input features is not
+    /// divisible by the group size, or that has values that are infinite or NaN; an error of libtorch if memory runs
+    /// out.
     pub fn new(
         weight: &Tensor,
         format: QuantizedFormat,
@@ -100,7 +101,7 @@ impl QuantizedWeight {
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] if the size of a part does not match format and shape, and for a device
-    /// that does not support the format's type; libtorch's error if memory runs out.
+    /// that does not support the format's numbers; an error of libtorch if memory runs out.
     pub fn from_packed(weight: &PackedWeight, device: Device) -> Result<Self, Error> {
         weight.check()?;
         let PackedWeight { format, rows, columns, .. } = *weight;
@@ -154,7 +155,7 @@ impl QuantizedWeight {
     /// Returns the weight in the layout of files, in memory of the CPU.
     ///
     /// # Errors
-    /// Returns libtorch's error if memory runs out.
+    /// Returns an error of libtorch if memory runs out.
     pub fn to_packed(&self) -> Result<PackedWeight, Error> {
         let plain = match self.block {
             Some(block) => {
@@ -285,8 +286,8 @@ impl QuantizedWeight {
     /// `[out]`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for an input that needs a gradient, and the errors of [`crate::linear`]
-    /// for shapes, types and devices that do not match.
+    /// [`crate::ErrorKind::InvalidArgument`] for an input that requires a gradient. Also returns the errors of
+    /// [`crate::linear`].
     pub fn linear(&self, input: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, Error> {
         if grad_enabled() && input.requires_grad() {
             return Err(Error::invalid_argument(
@@ -337,7 +338,7 @@ impl QuantizedWeight {
     /// float32 and rounded.
     ///
     /// # Errors
-    /// Returns libtorch's error if memory runs out.
+    /// Returns an error of libtorch if memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let sorted = self.sorted(kind)?;
         let Some(order) = &self.order else { return Ok(sorted) };

@@ -9,8 +9,8 @@ use crate::error::Error;
 /// Returns the state of a device's default random generator, which dropout and random tensors use.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when there is no such device; [`crate::ErrorKind::InvalidArgument`] for one that
-/// is neither CPU nor CUDA.
+/// [`crate::TorchError::Libtorch`] if there is no such device; [`crate::ErrorKind::InvalidArgument`] for one that is
+/// neither CPU nor CUDA.
 ///
 /// ```
 /// use brigade_torch::{rng_state, set_rng_state};

@@ -1,4 +1,4 @@
-//! Tensors out of weights files.
+//! Reading of tensors from weights files.
 
 use brigade_checkpoint::{Error as FileError, Region, TensorReader};
 use tch::{Device, Kind, Tensor};
@@ -46,7 +46,7 @@ impl<'r> TensorRead<'r> {
         Self { from, region: Region::whole(&from.info().shape), into }
     }
 
-    /// Checks what can be known before the file is read: the region, the shapes, and that tensors can have the file's type.
+    /// Checks the region, the shapes and the type in the file, without reading the file.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for another shape and for a region beyond the file's tensor;
@@ -75,7 +75,7 @@ impl<'r> TensorRead<'r> {
     ///
     /// # Errors
     /// Returns the errors of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
-    /// [`crate::TorchError::Tensor`] when libtorch cannot copy: what is in the tensor is undefined then.
+    /// [`crate::TorchError::Tensor`] if libtorch cannot copy. The content of the tensor is then undefined.
     pub fn read(mut self) -> Result<(), Error> {
         self.check()?;
         let kind = self.kind()?;

@@ -1,4 +1,4 @@
-//! Gradient checkpointing: a part of a forward is computed again in the backward.
+//! Gradient checkpointing.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,18 +10,18 @@ use crate::autograd::grad_enabled;
 use crate::bridge::{Recompute, borrow_all, ffi};
 use crate::error::Error;
 
-/// Runs a part of a forward without saving its tensors for the backward, which computes the part again: activation
-/// checkpointing, less memory for more time
+/// Runs a part of a forward without saving its activations for the backward, which computes the part again: gradient
+/// checkpointing, which takes less memory and more time
 /// ([torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), without reentrant autograd).
 ///
-/// `part` gets the inputs, and owns everything else that it needs: layers behind an `Arc<Mutex<…>>`
+/// `part` gets the inputs, and must own everything else that it needs: layers in an `Arc<Mutex<…>>`
 /// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time with the same
-/// inputs, the states of the random number generators and of autocast that it had, so dropout drops the same values,
-/// and all gradients are those of a plain forward, bit for bit. Parts can be nested, and reducers, [`crate::grad`] and
-/// `create_graph` work as usual. Without gradients (`no_grad`) it is a plain call.
+/// inputs, the states of the random number generators and of autocast that it had, so that dropout has the same mask,
+/// and all gradients are those of a plain forward, bit for bit. Parts can be nested; reducers, [`crate::grad`] and
+/// `create_graph` are supported. Without gradients (`no_grad`) it only calls `part`.
 ///
 /// Side effects of the part happen twice. [`is_recomputing`] is `true` the second time; the batch normalisations of
-/// `brigade_nn` do not update their running statistics then.
+/// `brigade_nn` then do not update their running statistics.
 ///
 /// ```
 /// use brigade_torch::{backward, gradient, recomputed};
@@ -37,11 +37,11 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when a device's random state cannot be read. The backward fails when an input was
-/// changed in place meanwhile, or the part does something else the second time.
+/// [`crate::TorchError::Libtorch`] when a device's random state cannot be read. The backward fails if an input was
+/// changed in place meanwhile, or the second run differs from the first.
 ///
 /// # Panics
-/// With the part's panics the first time.
+/// Panics if the part panics in its first run.
 pub fn recomputed<R>(
     inputs: &[&Tensor],
     part: impl Fn(&[Tensor]) -> R + Send + 'static,
@@ -51,8 +51,8 @@ pub fn recomputed<R>(
     }
 }
 
-/// Runs a part as [`recomputed`] does, for a part that can fail: its error is returned the first time, and is part of
-/// the error of the backward the second time.
+/// Runs a part like [`recomputed`], for a part that can fail: an error of the first run is returned, and one of the
+/// second run is part of the backward's error.
 ///
 /// ```
 /// use brigade_torch::try_recomputed;
@@ -65,10 +65,10 @@ pub fn recomputed<R>(
 /// ```
 ///
 /// # Errors
-/// Returns the errors of [`recomputed`]; the part's own is in the inner result.
+/// Returns the errors of [`recomputed`]. The inner result contains the error of the part.
 ///
 /// # Panics
-/// With the part's panics the first time.
+/// Panics if the part panics in its first run.
 pub fn try_recomputed<R, E: fmt::Display>(
     inputs: &[&Tensor],
     part: impl Fn(&[Tensor]) -> Result<R, E> + Send + 'static,

@@ -4,9 +4,9 @@
 //! outputs, then `backward`, in which libtorch averages the gradients bucket by bucket while it still
 //! computes others.
 //!
-//! # Messages
+//! # Protocol
 //!
-//! A rank that does not use this crate (a Python script with PyTorch's own reducer) can take part. [`Reducer::new`] is,
+//! Ranks that do not use this crate (a Python script with PyTorch's own reducer) can take part. [`Reducer::new`] sends,
 //! in this order:
 //! 1. an all-gather of two int64: the number of lines of the listing, and the first 8 bytes, big-endian, of
 //!    the SHA-256 of the listing in UTF-8. The listing has one line per parameter in the order of
@@ -128,15 +128,16 @@ struct Handle(UniquePtr<ffi::Reducer>);
 unsafe impl Send for Handle {}
 
 impl Reducer {
-    /// Makes a reducer: compares the models of all ranks, copies rank 0's parameters and buffers, and installs hooks on
-    /// the parameters' gradients. Every rank of the group calls it.
+    /// Creates a reducer: compares the models of all ranks, copies rank 0's parameters and buffers, and installs hooks
+    /// on the parameters' gradients. Every rank of the group calls it.
     ///
     /// `parameters` are all parameters that are trained, each once, in the order of registration, by name; `buffers`
     /// are the tensors that are not trained.
     ///
     /// # Errors
-    /// [`crate::TorchError::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
-    /// [`crate::ErrorKind::InvalidArgument`] without parameters; [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::ModelsDiffer`] on every rank, with the first parameter or buffer that differs;
+    /// [`crate::ErrorKind::InvalidArgument`] without parameters; [`crate::TorchError::Collective`] if the communication
+    /// fails.
     #[track_caller]
     pub fn new(
         group: &ProcessGroup,
@@ -192,8 +193,8 @@ impl Reducer {
     /// PyTorch's `no_sync`, and must be the same for the forward and its backward.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::Libtorch`] with PyTorch's
-    /// explanation when the last backward did not reach every parameter.
+    /// [`crate::TorchError::Collective`] if a peer was lost; [`crate::TorchError::Libtorch`] with PyTorch's explanation
+    /// when the last backward did not reach every parameter.
     #[track_caller]
     pub fn before_forward(&self, sync: bool) -> Result<(), Error> {
         let begun = Instant::now();
@@ -248,7 +249,7 @@ impl Reducer {
     /// Prepares the backward, after the model's forward, with its outputs. Returns the outputs to continue with.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn after_forward<T>(&self, outputs: T, sync: bool) -> Result<T, Error>
     where
         T: TensorTree<Owned = T>,
@@ -309,7 +310,7 @@ impl Reducer {
     /// Returns the size of each bucket in bytes, in the order in which they are reduced.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn bucket_bytes(&self) -> Result<Vec<usize>, Error> {
         ffi::reducer_bucket_bytes(&self.handle.0)
             .map_err(|error| Error::libtorch("bucket_bytes", &error))

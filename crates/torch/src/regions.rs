@@ -1,8 +1,9 @@
 //! Collectives with gradients, for layers that the ranks of a group compute together.
 //!
 //! A *region* is a part of a model in which each rank has a part of every layer (tensor parallelism), or a part of the
-//! sequence (sequence parallelism). These functions are its edges, as Megatron-LM has them. Sums are never divided by the
-//! number of ranks. The message of the gradient is sent in backward: all ranks run the same edges in the same order.
+//! sequence (sequence parallelism). These functions are its edges, as in Megatron-LM. Sums are never divided by the
+//! number of ranks. The gradient's message is sent in backward, so that all ranks must run the same edges in the same
+//! order.
 //!
 //! | edge | forward | gradient |
 //! |---|---|---|
@@ -16,8 +17,8 @@
 //! | [`all_to_all_rows`] | rows exchanged, any number to each rank | exchanged back |
 //! | [`scale_gradient`] | nothing | times a factor |
 //!
-//! A linear layer whose output features are spread over the ranks, followed by one whose input features are, needs one
-//! message forward and one back:
+//! A linear layer whose output features are divided over the ranks, followed by one whose input features are, needs one
+//! message in forward and one in backward:
 //!
 //! ```
 //! # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -49,7 +50,7 @@ use crate::group::ProcessGroup;
 /// ranks (Megatron's `f`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::Tensor`] when memory runs out. In backward [`crate::ErrorKind::Communication`] when a peer is gone.
+/// [`crate::ErrorKind::Tensor`] if memory runs out. In backward [`crate::ErrorKind::Communication`] if a peer was lost.
 pub fn copy_to_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Error> {
     edge(group, "copy_to_region", input, ffi::RegionEdge::Copy, 0, 0)
 }
@@ -57,7 +58,7 @@ pub fn copy_to_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Er
 /// Returns the sum of all ranks' inputs, equal on all of them (Megatron's `g`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::Tensor`] when memory runs out.
+/// [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::Tensor`] if memory runs out.
 pub fn reduce_from_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Error> {
     edge(group, "reduce_from_region", input, ffi::RegionEdge::Reduce, 0, 0)
 }
@@ -65,18 +66,19 @@ pub fn reduce_from_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor
 /// Returns this rank's part, along `dim`, of an input that is equal on all ranks.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] where the ranks do not divide the dimension;
-/// [`crate::ErrorKind::Tensor`] when memory runs out.
+/// [`crate::ErrorKind::InvalidArgument`] if the size of the dimension is not divisible by the number of ranks;
+/// [`crate::ErrorKind::Tensor`] if memory runs out.
 pub fn scatter_to_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let dim = divided("scatter_to_region", group, input, dim)?;
     edge(group, "scatter_to_region", input, ffi::RegionEdge::Scatter, dim, 0)
 }
 
-/// Returns the inputs of all ranks, which have one shape, concatenated along `dim`, for layers that each rank computes
-/// whole and alike.
+/// Returns the inputs of all ranks, which have one shape, concatenated along `dim`, for layers that every rank computes
+/// in the same way.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::InvalidArgument`] without such a dimension.
+/// [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::InvalidArgument`] without such a
+/// dimension.
 pub fn gather_from_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let dim = known("gather_from_region", input, dim)?;
     edge(group, "gather_from_region", input, ffi::RegionEdge::Gather, dim, 0)
@@ -99,7 +101,7 @@ pub fn gather_from_sequence_region(
 /// Returns this rank's part, along `dim`, of the sum of all ranks' inputs.
 ///
 /// # Errors
-/// Returns the same errors as [`scatter_to_region`], and [`crate::ErrorKind::Communication`] when a peer is gone.
+/// Returns the same errors as [`scatter_to_region`], and [`crate::ErrorKind::Communication`] if a peer was lost.
 pub fn reduce_scatter_to_sequence_region(
     group: &ProcessGroup,
     input: &Tensor,
@@ -161,8 +163,8 @@ pub fn all_to_all(
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] where the numbers are not one per rank or do not add up to the rows of the input;
-/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::Tensor`] when memory runs out.
+/// [`crate::ErrorKind::InvalidArgument`] where the numbers are not one per rank or do not add up to the rows of the
+/// input; [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::Tensor`] if memory runs out.
 pub fn all_to_all_rows(
     group: &ProcessGroup,
     input: &Tensor,

@@ -1,20 +1,20 @@
-//! Products of matrices on the CPU whose bits do not depend on where their operands lie in memory.
+//! Matrix products on the CPU whose bits do not depend on the memory addresses of their operands.
 
 use crate::bridge::ffi;
 pub use crate::bridge::ffi::Products;
 
-/// Makes matrix products on the CPU give the same bits wherever their operands are in memory, and returns whether they
-/// do.
+/// Makes matrix products on the CPU reproducible, so that their bits do not depend on the memory addresses of the
+/// operands, and returns whether that succeeded.
 ///
 /// libtorch leaves float32 and float64 products to MKL, which chooses among kernels by the alignment of the operands: a
-/// gradient at another place of a bucket, or a batch in another block of memory, then gives other last digits. MKL's
-/// conditional numerical reproducibility (`MKL_CBWR=AUTO,STRICT`) prevents that. It is a setting of the whole process
-/// that must be made before MKL's first product. A variable `MKL_CBWR` in the environment takes precedence.
-/// [`crate::ProcessGroup`]s do not need it; the Accelerator and models make it.
+/// gradient at another position in a bucket, or a batch in another block of memory, then has different last digits.
+/// MKL's conditional numerical reproducibility (`MKL_CBWR=AUTO,STRICT`) prevents that. It is a setting of the whole
+/// process that must be made before MKL's first product; the environment variable `MKL_CBWR` takes precedence. The
+/// Accelerator and models make it; [`crate::ProcessGroup`]s do not need it.
 ///
-/// The last digits still change with the number of threads, the generation of the processor, and the version of
-/// libtorch. A row of a product may have other last digits among other rows, since MKL chooses kernels by the number of
-/// rows: one sample alone, and the same sample in a batch.
+/// Last digits still depend on the number of threads, the generation of the processor, and the version of libtorch.
+/// They also depend on the number of rows of a product, by which MKL chooses kernels: a sample alone and the same
+/// sample in a batch may differ.
 ///
 /// ```
 /// use brigade_torch::make_products_reproducible;
@@ -27,8 +27,8 @@ pub fn make_products_reproducible() -> Products {
     ffi::make_products_reproducible()
 }
 
-/// Returns the kernels that libtorch and MKL choose on this processor, such as `AVX512, MKL branch 12`. Others round
-/// differently.
+/// Returns the kernels that libtorch and MKL choose on this processor, such as `AVX512, MKL branch 12`. Other kernels
+/// round differently.
 #[must_use]
 pub fn cpu_kernels() -> String {
     ffi::cpu_kernels()

@@ -1,4 +1,4 @@
-//! TorchScript files: modules that Python wrote.
+//! TorchScript files: modules that Python saved.
 
 use std::fmt;
 use std::path::Path;
@@ -10,8 +10,8 @@ use crate::bridge::{borrow_all, ffi, own};
 use crate::error::{Error, TorchError};
 use crate::tensor_tree::{TensorTree, TreeSpec};
 
-/// A TorchScript module, as `save` of `torch.jit.script` or `torch.jit.trace` wrote it. `brigade_nn` makes models of
-/// it.
+/// A TorchScript module, as `save` of `torch.jit.script` or `torch.jit.trace` wrote it. `brigade_nn` creates models
+/// from it.
 ///
 /// A TorchScript file is a program that runs with the rights of this process. Load only files from sources that you
 /// trust.
@@ -44,7 +44,7 @@ impl Script {
     /// module's own.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn parameters(&self) -> Result<Vec<(String, Tensor)>, Error> {
         self.tensors(false)
     }
@@ -53,7 +53,7 @@ impl Script {
     /// distinguish.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn buffers(&self) -> Result<Vec<(String, Tensor)>, Error> {
         self.tensors(true)
     }

@@ -2,21 +2,21 @@
 //!
 //! The C++ part is `cpp/sharder.cpp` with `sharder_gather.cpp` and `sharder_reduce.cpp`.
 //!
-//! All whole parameters of a unit are views of one storage, in which the rows of the ranks follow each other: a
-//! gather writes straight into place, and one call frees the unit. The layers' own tensors stay, without memory
-//! between uses. Reading one then is an error that names the unit and its parameters, by a flag of libtorch's storage
+//! All whole parameters of a unit are views of one storage, in which the rows of the ranks follow each other, so that a
+//! gather writes directly into place, and one call frees the unit. The layers' own tensors have no memory between uses.
+//! Reading one then is an error with the names of the unit and its parameters, by a flag of libtorch's storage
 //! (`cpp/storage.cpp`).
 //!
-//! A unit is gathered where its forward begins (`Unit::run`), and again when the gradient of one of its outputs is
-//! there. Meanwhile the next unit in the order of the last forward, or of the backward, is gathered, so that besides
-//! the root two units are whole at once. A unit is freed in the backward when an output of the unit before it has its
-//! gradient: autograd runs the nodes of a device from the latest to the earliest, so all nodes of the unit are done
-//! then, also those of frozen parameters.
+//! A unit is gathered at the beginning of its forward (`Unit::run`), and again when the gradient of one of its outputs
+//! has been computed. At the same time the next unit, in the order of the last forward or of the backward, is gathered,
+//! so that two units are whole at once in addition to the root. In the backward a unit is freed when an output of the
+//! preceding unit has its gradient: autograd runs the nodes of a device from the latest to the earliest, so that all
+//! nodes of the unit are done then, including those of frozen parameters.
 //!
 //! Reductions begin when all gradients of a unit have been counted, in one order on all ranks, from the last unit to
-//! the first. Parameters that a backward does not reach count as zeros. Sums are in the order of the ranks and
-//! divided once, so ZeRO-1, -2 and -3 have the bits of the reducer where it divides exactly, which is for a power of
-//! two of ranks.
+//! the first. Gradients of parameters that a backward does not reach count as zeros. Sums are computed in the order of
+//! the ranks and divided once, so that ZeRO-1, -2 and -3 have the bits of the reducer if its division is exact, which
+//! holds if the number of ranks is a power of two.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -37,10 +37,10 @@ use crate::tensor_tree::TensorTree;
 /// The process groups of a sharded model.
 #[derive(Debug, Clone)]
 pub struct ShardingGroups {
-    /// Ranks over which each parameter's rows are sharded. Its messages are parameters.
+    /// Ranks over which each parameter's rows are sharded. The group's messages are parameters.
     pub gather: ProcessGroup,
-    /// Ranks of `gather` as a second group, whose messages are gradients, so that they can run beside those of
-    /// parameters.
+    /// Ranks of `gather` as a second group, whose messages are gradients, so that they can be sent concurrently with
+    /// those of parameters.
     pub reduce: ProcessGroup,
     /// Ranks that have the same rows, if parameters are sharded within hosts and replicated between them.
     pub replicas: Option<ProcessGroup>,
@@ -56,8 +56,8 @@ pub struct ShardingGroups {
 ///
 /// A unit is a part of the model whose parameters are whole at the same time, such as a transformer's block. Each
 /// parameter is split along its first dimension, in `ceil(rows / ranks)` rows for each rank; the last ranks may have
-/// fewer rows or none. The model's own tensors remain, but have no memory between uses, when a read is an error that
-/// names the unit. The optimizer has the shards, into whose gradients each backward adds the mean over the ranks.
+/// fewer rows or none. The model's own tensors have no memory between uses; reading one then is an error with the
+/// unit's name. The optimizer has the shards, to whose gradients each backward adds the mean over the ranks.
 ///
 /// With [`Offload::Cpu`] the shards and their gradients are in the host's memory. A unit's rows are copied to the
 /// device while the unit before computes, and its gradients back while the next one does.
@@ -125,8 +125,8 @@ impl Sharder {
     /// A parameter without dimensions is whole on each rank.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when parameters or groups are others than the plan's;
-    /// [`crate::TorchError::Libtorch`], above all when memory runs out.
+    /// [`crate::ErrorKind::InvalidArgument`] if parameters or groups differ from the plan's;
+    /// [`crate::TorchError::Libtorch`], in particular if memory runs out.
     pub fn new(
         groups: ShardingGroups,
         plan: ShardingPlan,
@@ -187,8 +187,8 @@ impl Sharder {
     /// [`Sharder::gathered`].
     ///
     /// # Errors
-    /// Returns the errors of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a
-    /// peer is gone, or memory runs out. After an error, and after a panic, the next forward starts again.
+    /// Returns the errors of `forward`; [`crate::TorchError::Libtorch`] with the unit's name if a gather fails because
+    /// a peer was lost or memory runs out. After an error, and after a panic, the next forward starts again.
     pub fn run<T, E>(&self, unit: usize, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
     where
         T: TensorTree,
@@ -205,51 +205,52 @@ impl Sharder {
         Ok(output)
     }
 
-    /// Sets whether the next backwards reduce gradients. Otherwise whole gradients add up on each rank, and the next
-    /// backward that reduces includes their sum (PyTorch's `set_requires_gradient_sync`). Defaults to `true`.
+    /// Sets whether the next backwards reduce gradients. Otherwise whole gradients accumulate on each rank, and the
+    /// next backward that reduces includes their sum (PyTorch's `set_requires_gradient_sync`). Defaults to `true`.
     ///
-    /// Where parameters are replicated between groups, `window_ends` sets whether the next backward also sums over them
-    /// (PyTorch's `set_is_last_backward`); before, a group's sums add up on its ranks. Defaults to true.
+    /// If parameters are replicated between groups, `window_ends` sets whether the next backward also sums over the
+    /// groups (PyTorch's `set_is_last_backward`); otherwise a group's sums accumulate on its ranks. Defaults to `true`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn set_sync(&self, sync: bool, window_ends: bool) -> Result<(), Error> {
         ffi::sharder_set_sync(&self.handle.0, sync, window_ends)
             .map_err(|error| Error::libtorch("Sharder::set_sync", &error))
     }
 
-    /// Multiplies the gradients that have added up on this rank without being reduced by a number, on the host or on
-    /// their device. Gradients that were reduced are those of the shards, and are not changed.
+    /// Multiplies the gradients that have accumulated on this rank without being reduced by a number, which is on the
+    /// host or on their device. Reduced gradients, which are those of the shards, are not changed.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn scale_unreduced(&self, factor: &Tensor) -> Result<(), Error> {
         ffi::sharder_scale_unreduced(&self.handle.0, borrow(factor))
             .map_err(|error| Error::libtorch("Sharder::scale_unreduced", &error))
     }
 
-    /// Reduces the gradients that have added up on this rank, and adds their mean over the ranks to the gradients of
-    /// the shards: one reduction after several backwards without one ([`Sharder::set_sync`]). All ranks call it.
+    /// Reduces the gradients that have accumulated on this rank, and adds their mean over the ranks to the gradients of
+    /// the shards: a single reduction after several backwards without one ([`Sharder::set_sync`]). All ranks call it.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] with the unit's name when a peer is gone.
+    /// [`crate::TorchError::Libtorch`] with the unit's name if a peer was lost.
     pub fn reduce_unreduced(&self) -> Result<(), Error> {
         ffi::sharder_reduce_unreduced(&self.handle.0)
             .map_err(|error| Error::libtorch("reducing the gradients of a sharded model", &error))
     }
 
-    /// Discards the gradients that have added up on this rank without being reduced, as an optimizer's `zero_grad`
-    /// discards those of the shards.
+    /// Discards the gradients that have accumulated on this rank without being reduced, like an optimizer's `zero_grad`
+    /// for those of the shards.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn clear_unreduced(&self) -> Result<(), Error> {
         ffi::sharder_clear_unreduced(&self.handle.0)
             .map_err(|error| Error::libtorch("Sharder::clear_unreduced", &error))
     }
 
-    /// Must be called when the shards have changed: the optimizer has stepped, or weights were loaded into them.
-    /// Parameters that stay whole are gathered again, which the next forward waits for unit by unit.
+    /// Updates whole parameters after a change of the shards. Must be called after an optimizer step, and after weights
+    /// were loaded into the shards. Parameters that stay whole are gathered again; the next forward waits for that unit
+    /// by unit.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when a gather cannot be started.
@@ -261,7 +262,7 @@ impl Sharder {
     /// Updates which parameters require a gradient.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] for a parameter that can have no gradient.
+    /// [`crate::TorchError::Libtorch`] for a parameter that cannot have a gradient.
     pub fn update_trained(&self) -> Result<(), Error> {
         ffi::sharder_update_trained(&self.handle.0)
             .map_err(|error| Error::libtorch("Sharder::update_trained", &error))
@@ -270,8 +271,8 @@ impl Sharder {
     /// Runs `read` with all parameters whole, on every rank.
     ///
     /// # Errors
-    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another scope;
-    /// [`crate::TorchError::Libtorch`] when a gather fails.
+    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another call of this kind;
+    /// [`crate::TorchError::Libtorch`] if a gather fails.
     pub fn gathered<T, E: From<Error>>(&self, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.with_whole(false, read)
     }
@@ -304,7 +305,7 @@ impl Sharder {
     /// Returns the current memory and the counters so far.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn meter(&self) -> Result<SharderMeter, Error> {
         let meter = ffi::sharder_meter(&self.handle.0)
             .map_err(|error| Error::libtorch("Sharder::meter", &error))?;

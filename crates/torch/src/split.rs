@@ -1,4 +1,4 @@
-//! Values whose elements are divided among ranks.
+//! Splitting of values over ranks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub trait Split {
     /// Returns the elements of a range, with the last element of the whole repeated `repeats` times.
     ///
     /// # Errors
-    /// [`crate::TorchError::Tensor`].
+    /// [`crate::TorchError::Tensor`] if libtorch fails.
     fn part(&self, range: Range<usize>, repeats: usize) -> Result<Self::Part, Error>;
 }
 

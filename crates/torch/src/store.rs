@@ -1,4 +1,4 @@
-//! Key-value stores: how ranks find each other, and a small shared memory for them.
+//! Key-value stores, through which ranks find each other and exchange small values.
 
 use std::fmt;
 use std::io;
@@ -19,7 +19,7 @@ use crate::error::{Error, Thrown, TorchError};
 
 /// A key-value store shared by the ranks of a job. A clone is a handle to the same store.
 ///
-/// Every operation is atomic. Values are bytes; [`Store::add`] keeps decimal text. One handle serves one
+/// Every operation is atomic. Values are bytes; those of [`Store::add`] are decimal text. One handle serves one
 /// operation at a time: a `get` that waits makes other threads' calls on the same TCP connection wait.
 ///
 /// ```
@@ -91,7 +91,7 @@ impl TcpStore {
     /// [`inherited_socket`].
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when the system cannot use it.
+    /// [`crate::ErrorKind::InvalidArgument`] if the system cannot use the socket.
     ///
     /// ```no_run
     /// use brigade_torch::{TcpStore, inherited_socket};
@@ -139,7 +139,7 @@ impl TcpStore {
         self
     }
 
-    /// Opens the store: listens as a server, or connects as a client.
+    /// Opens the store: starts the server, or connects as a client.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`] of operation `connect`: the port is taken, the host is unknown, or nothing
@@ -202,8 +202,8 @@ impl TcpStore {
 /// a port, neither connected nor listening, and not marked to be closed by `exec`. Each number can be taken once.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for a number that is not that of such a socket (the variable that named it
-/// is left over from another process), and for one that was given before.
+/// [`crate::ErrorKind::InvalidArgument`] for a number that is not that of such a socket (for example from an
+/// environment variable of another process), and for one that was taken before.
 pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     static GIVEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
     let stale = |reason: String| {
@@ -283,10 +283,10 @@ impl Store {
         Ok(Self::new(handle, format!("file://{text}")))
     }
 
-    /// Makes a store in memory for the threads of this process.
+    /// Creates a store in memory for the threads of this process.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`] when libtorch cannot make it.
+    /// [`crate::TorchError::Store`] if libtorch cannot create it.
     pub fn hash() -> Result<Self, Error> {
         let handle =
             ffi::hash_store().map_err(|error| store_error("open", "hash".into(), &error))?;
@@ -296,7 +296,7 @@ impl Store {
     /// Returns the same store with `prefix/` before every key.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`] when libtorch cannot make it.
+    /// [`crate::TorchError::Store`] if libtorch cannot create it.
     pub fn prefix(&self, prefix: &str) -> Result<Self, Error> {
         let handle = ffi::prefix_store(prefix, &self.handle.0)
             .map_err(|error| store_error("prefix", prefix.to_owned(), &error))?;
@@ -312,7 +312,7 @@ impl Store {
     /// Sets the value of a key.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`] if the server is not available.
     pub fn set(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), Error> {
         ffi::store_set(&self.handle.0, key, value.as_ref())
             .map_err(|error| store_error("set", key.to_owned(), &error))
@@ -333,7 +333,7 @@ impl Store {
     /// Adds to the number under the key (initially 0) and returns the sum.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`]: the server is gone, or the value is not a number.
+    /// [`crate::TorchError::Store`] if the server is not available, or the value is not a number.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
         ffi::store_add(&self.handle.0, key, amount)
             .map_err(|error| store_error("add", key.to_owned(), &error))
@@ -343,7 +343,7 @@ impl Store {
     /// the value afterwards.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`] if the server is not available.
     pub fn compare_set(
         &self,
         key: &str,
@@ -357,7 +357,7 @@ impl Store {
     /// Removes a key and returns `true` if it existed. (A file store always returns `true`.)
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`] if the server is not available.
     pub fn delete(&self, key: &str) -> Result<bool, Error> {
         ffi::store_delete(&self.handle.0, key)
             .map_err(|error| store_error("delete", key.to_owned(), &error))
@@ -366,7 +366,7 @@ impl Store {
     /// Returns `true` if all of the keys exist. Does not wait.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`] if the server is not available.
     pub fn contains(&self, keys: &[&str]) -> Result<bool, Error> {
         ffi::store_check(&self.handle.0, keys)
             .map_err(|error| store_error("contains", keys.join(", "), &error))
@@ -375,7 +375,7 @@ impl Store {
     /// Returns the number of keys, including those of libtorch itself.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`]: the server is gone.
+    /// [`crate::TorchError::Store`] if the server is not available.
     pub fn num_keys(&self) -> Result<i64, Error> {
         ffi::store_num_keys(&self.handle.0)
             .map_err(|error| store_error("num_keys", String::new(), &error))
@@ -405,7 +405,7 @@ impl Store {
     /// ([`Store::prefix`]) has a limit of its own.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`] when libtorch refuses it.
+    /// [`crate::TorchError::Store`] if libtorch rejects it.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
         ffi::store_set_timeout(&self.handle.0, milliseconds(timeout))
             .map_err(|error| store_error("set_timeout", String::new(), &error))

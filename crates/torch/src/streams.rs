@@ -1,4 +1,4 @@
-//! The streams of a thread, and points in their work that other streams come behind.
+//! GPU streams of a thread, and events in them for which other streams wait.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,8 +11,8 @@ use crate::device::{DeviceExt, gpu};
 use crate::error::Error;
 use crate::tensor_tree::TensorTree;
 
-/// The current streams of a thread, for another thread that continues with its tensors, so that the work of both on a
-/// GPU is done in order.
+/// The current GPU streams of a thread, for another thread that continues with its tensors, so that the work of both is
+/// done in order.
 ///
 /// ```
 /// use brigade_torch::Streams;
@@ -31,7 +31,7 @@ impl Streams {
     /// Returns this thread's current streams on some devices. The CPU has none.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn current(devices: &[Device]) -> Result<Self, Error> {
         let gpus = devices.iter().filter_map(|&device| gpu(device).transpose());
         let gpus: Vec<i32> = gpus.collect::<Result<_, _>>()?;
@@ -40,18 +40,18 @@ impl Streams {
         Ok(Self { gpus, streams })
     }
 
-    /// Makes them this thread's current streams.
+    /// Makes these streams the current ones of the calling thread.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn enter(&self) -> Result<(), Error> {
         ffi::use_streams(&self.gpus, &self.streams)
             .map_err(|error| Error::libtorch("use streams", &error))
     }
 }
 
-/// A stream on a GPU for the work of this thread, which runs in parallel to that of other threads' streams.
-/// [`StreamEvent`] orders their work.
+/// A GPU stream for the work of this thread, which runs concurrently with other threads' streams. A [`StreamEvent`]
+/// orders the work of two streams.
 ///
 /// When it is dropped, it waits until the device has done the stream's work. Tensors that its kernels read, and that
 /// other streams have allocated, must be dropped later. The next side stream reuses the stream and the memory that
@@ -65,8 +65,8 @@ pub struct SideStream {
 }
 
 impl SideStream {
-    /// Takes a stream that no other thread uses, and makes it and the device current in this thread; the thread's work
-    /// on the device comes behind the event. `None` for the CPU.
+    /// Takes a stream that no other thread uses, and makes it and the device the current ones of this thread. The
+    /// thread's work on the device waits for the event `behind`. `None` for the CPU.
     ///
     /// ```
     /// use brigade_torch::SideStream;
@@ -76,7 +76,7 @@ impl SideStream {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn enter(device: Device, behind: Option<&StreamEvent>) -> Result<Option<Self>, Error> {
         let Some(gpu) = gpu(device)? else { return Ok(None) };
         device.make_current()?;
@@ -114,10 +114,10 @@ pub struct StreamEvent {
 unsafe impl Send for StreamEvent {}
 
 impl StreamEvent {
-    /// Records the point behind this thread's work on the device so far. `None` for the CPU.
+    /// Records an event after this thread's work on the device so far. `None` for the CPU.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn record(device: Device) -> Result<Option<Self>, Error> {
         let Some(index) = gpu(device)? else { return Ok(None) };
         let event = ffi::record_event(index);

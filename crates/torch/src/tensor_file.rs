@@ -1,8 +1,8 @@
 //! Files of tensors, which are read into existing tensors.
 //!
-//! Files are read, not mapped. A map would save a copy if a tensor is on a device or in another order. But if a mapped
-//! file is truncated, SIGBUS ends the process, and the pages of a map count as memory of the process in addition to the
-//! tensors.
+//! Files are read, not mapped. A map would save a copy for a tensor on a device or in another memory format; but a file
+//! that is truncated while it is mapped ends the process with SIGBUS, and the pages of a map count as memory of the
+//! process in addition to the tensors.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,8 +16,8 @@ use crate::read_tensor::fill_converted;
 
 /// A file whose bytes are read into tensors.
 ///
-/// A plain CPU tensor is read directly. For a tensor on a device, with another order in memory or of another kind, one
-/// piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] sets another size.
+/// A contiguous CPU tensor of the file's kind is read into directly. For a tensor on a device, of another memory format
+/// or of another kind, the file is read in pieces of 16 MB, unless [`TensorFile::piece`] sets another size.
 ///
 /// ```
 /// use brigade_torch::TensorFile;
@@ -42,7 +42,7 @@ impl TensorFile {
     /// Opens the file at `path` for reading.
     ///
     /// # Errors
-    /// [`crate::TorchError::Read`].
+    /// [`crate::TorchError::Read`] if the file cannot be opened.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         match File::open(&path) {
@@ -86,8 +86,8 @@ impl TensorFile {
     /// Autograd does not record the change: use it for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
-    /// [`crate::TorchError::CutShort`] and [`crate::TorchError::Read`]: what is in the tensor is undefined then;
-    /// [`crate::TorchError::Tensor`] when libtorch cannot copy.
+    /// [`crate::TorchError::CutShort`] and [`crate::TorchError::Read`], after which the content of the tensor is
+    /// undefined; [`crate::TorchError::Tensor`] if libtorch cannot copy.
     pub fn read_into(&self, offset: u64, tensor: &mut Tensor) -> Result<(), Error> {
         let kind = tensor.f_kind()?;
         self.convert_into(offset, kind, tensor)

@@ -4,12 +4,12 @@ use tch::Tensor;
 
 use crate::bridge::{borrow, ffi};
 
-/// The identity of a tensor, which all its handles share. Equal tensors, views and detached handles have other
-/// identities, even over the same memory.
+/// The identity of a tensor, which all its handles share. Tensors with equal values, views and detached handles have
+/// other identities, even with the same memory.
 ///
-/// It exists for a tensor without memory, too, such as a parameter that other ranks hold, and stays when the tensor
-/// gets other data (`set_data`, [`resize`](Tensor::resize)). Another tensor may get it after the last handle was
-/// dropped.
+/// A tensor without memory, such as a parameter of a sharded model, has an identity, too, and keeps it when its data
+/// are replaced (`set_data`, [`resize`](Tensor::resize)). Another tensor may get the same identity after the last
+/// handle is dropped.
 ///
 /// ```
 /// use brigade_torch::TensorId;

@@ -1,4 +1,4 @@
-//! Trees of tensors: what a batch, a model's output or a gathered result can be.
+//! Trees of tensors: the types of batches, outputs of models and gathered results.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,12 +11,12 @@ use tch::{Device, Tensor};
 use crate::Error;
 use crate::device::DeviceExt;
 
-/// A tensor, or a container of such values: tuples up to eight, `Vec`, `Option`, arrays, maps from
-/// `String`, references to them, and structs with `#[derive(Batch)]`. JAX and PyTorch call it a pytree.
+/// A tensor tree (a pytree in JAX and PyTorch): a tensor, or a container of tensor trees: tuples up to eight, `Vec`,
+/// `Option`, arrays, maps from `String`, references to them, and structs with `#[derive(Batch)]`.
 ///
-/// Moving to a device, slicing, concatenating, gathering over ranks and dispatching to them all follow
-/// from the required methods. The order of a visit is the order of the fields or elements; maps are
-/// visited by key, so that all ranks agree.
+/// Moving to a device, slicing, concatenating, gathering over ranks and dispatching to them are implemented by the
+/// required methods. Tensors are visited in the order of fields or elements; maps are visited by key, so that the order
+/// is the same on all ranks.
 ///
 /// ```
 /// use brigade_torch::TensorTree;
@@ -33,7 +33,7 @@ use crate::device::DeviceExt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A custom type for which the derive is unsuitable implements the four required methods:
+/// A user-defined type for which the derive macro is not suitable implements the four required methods:
 ///
 /// ```
 /// use brigade_torch::{Error, TensorTree, TreeSpec};
@@ -109,11 +109,11 @@ pub trait TensorTree {
         tensors: &mut dyn Iterator<Item = Tensor>,
     ) -> Result<Self::Owned, Error>;
 
-    /// Moves every tensor to a device. The copy to a GPU is not waited for: kernels that use it are queued behind it.
-    /// The copy from a GPU is complete when this returns. A tensor that is on the device already is not copied.
+    /// Moves every tensor to a device. A copy to a GPU is asynchronous: kernels that use it are queued after it. A copy
+    /// from a GPU is complete when the method returns. A tensor that is already on the device is not copied.
     ///
     /// # Errors
-    /// [`crate::TorchError::Tensor`], as when the device's memory is full.
+    /// [`crate::TorchError::Tensor`] if libtorch fails, for example because the device's memory is full.
     fn to_device(&self, device: Device) -> Result<Self::Owned, Error> {
         self.try_map(&mut |tensor| {
             // Only one direction is asynchronous, because a later read of the CPU's memory would not wait for the copy.
@@ -125,7 +125,8 @@ pub trait TensorTree {
     /// Returns the size of the first dimension, which all tensors have in common.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for a tree without tensors, for a scalar, and where tensors differ in it.
+    /// [`crate::ErrorKind::InvalidArgument`] for a tree without tensors, for a scalar, and if the tensors differ in
+    /// their first dimension.
     fn rows(&self) -> Result<usize, Error> {
         let mut shapes = Vec::new();
         self.visit(&mut |tensor| shapes.push(tensor.size()));
@@ -147,8 +148,8 @@ pub trait TensorTree {
         self.try_map(&mut |tensor| Ok(tensor.f_narrow(0, rows.start as i64, rows.len() as i64)?))
     }
 
-    /// Splits the tree into trees of `size` rows each, the last with the remaining rows, as torch's `split`: for
-    /// micro-batches of a batch. The tensors are views, not copies.
+    /// Splits the tree into trees of `size` rows each, the last with the remaining rows, like torch's `split`, for
+    /// example for micro-batches of a batch. The tensors are views, not copies.
     ///
     /// ```
     /// use brigade_torch::TensorTree;
@@ -161,7 +162,7 @@ pub trait TensorTree {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for a size of 0, and as [`rows`](TensorTree::rows).
+    /// [`crate::ErrorKind::InvalidArgument`] for a size of 0. Also returns the errors of [`rows`](TensorTree::rows).
     fn split_rows(&self, size: usize) -> Result<Vec<Self::Owned>, Error> {
         if size == 0 {
             return Err(Error::invalid_argument(
@@ -178,8 +179,8 @@ pub trait TensorTree {
     /// Concatenates trees of one structure along the first dimension of every tensor.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for no tree and where structures differ; [`crate::TorchError::Tensor`]
-    /// where shapes differ in another dimension.
+    /// [`crate::ErrorKind::InvalidArgument`] if the list is empty or structures differ; [`crate::TorchError::Tensor`]
+    /// if shapes differ in another dimension.
     fn concat_rows(trees: &[&Self]) -> Result<Self::Owned, Error> {
         join(trees, "concat_rows", |tensors| Tensor::f_cat(tensors, 0))
     }
@@ -259,7 +260,7 @@ impl TreeSpec {
     /// [`TensorTree::from_spec`].
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when this is something else.
+    /// [`crate::ErrorKind::InvalidArgument`] if the structure is not such a tuple.
     pub fn tuple(&self, count: usize) -> Result<&[Self], Error> {
         match self {
             Self::Tuple(parts) if parts.len() == count => Ok(parts),

@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Returns a tensor that has a shape, a type and a device, but no memory: operations on it return an error with the
 /// text `why`. `set_data` gives it memory, as for a parameter of a model that is built before its values exist.
 ///
-/// `strides` are those of the future memory, in elements. By default the tensor is contiguous.
+/// `strides` are those of the later memory, in elements. By default the tensor is contiguous.
 ///
 /// ```
 /// use brigade_torch::{has_memory, unallocated};
@@ -25,7 +25,7 @@ use crate::error::Error;
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for a negative size or stride, and for another number of strides than of
-/// dimensions; [`crate::TorchError::Tensor`] for a device that is not there.
+/// dimensions; [`crate::TorchError::Tensor`] for a device that does not exist.
 pub fn unallocated(
     shape: &[i64],
     strides: Option<&[i64]>,

@@ -1,10 +1,10 @@
 //! A language model's embedding, head and loss, where each rank of a group has a part of the vocabulary.
 //!
-//! Metrics and sampling are here, too; logits are never gathered. The loss is that of `cpp/cross_entropy.cpp`, which
-//! gets `Classes`: sums over a row (`RowSums`) are gathered, one message for a chunk of rows, and joined in the order
-//! of the ranks, so all ranks have the same bits. Without a group the same functions join the sums of one rank.
-//! Summing the gradient of hidden states is left to the edge before the head, because for a divided sequence that is
-//! a reduce-scatter.
+//! This module also contains functions for metrics and sampling. Logits are never gathered. The loss is that of
+//! `cpp/cross_entropy.cpp` with `Classes`: sums over a row (`RowSums`) are gathered, with one message for a chunk of
+//! rows, and combined in the order of the ranks, so that all ranks have the same bits. Without a group the same
+//! functions use the sums of one rank. The gradient of hidden states is summed by the edge before the head, because for
+//! a divided sequence that is a reduce-scatter.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -17,10 +17,10 @@ use crate::error::{Error, Fault, Thrown};
 use crate::group::ProcessGroup;
 use crate::regions::reduce_from_region;
 
-/// The rows of an embedding's or a head's weight that a rank holds, one for each token of the vocabulary.
+/// A rank's part of the vocabulary: its rows of an embedding's or a head's weight, one for each token.
 ///
-/// The parts follow each other in the order of the ranks and cover the vocabulary once. The last ones may reach beyond
-/// it: such rows are padding, which has no probability and gets no gradient.
+/// The parts follow each other in the order of the ranks and cover the vocabulary once. The last parts may extend
+/// beyond it: such rows are padding, which has no probability and gets no gradient.
 ///
 /// ```
 /// use brigade_torch::VocabularyPart;
@@ -44,7 +44,7 @@ pub struct VocabularyPart {
 }
 
 impl VocabularyPart {
-    /// Returns the part of `rank` if the sizes of all ranks' parts differ by one at most, without padding.
+    /// Returns the part of `rank` for a division without padding, where the sizes of the parts differ by at most one.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for more ranks than tokens, and for a rank that does not exist.
@@ -55,7 +55,8 @@ impl VocabularyPart {
         Ok(Self { start, size: size + i64::from(rank < more), vocabulary })
     }
 
-    /// Returns the part of `rank` if all ranks have the same number of rows, a multiple of `multiple`.
+    /// Returns the part of `rank` for a division with padding, where all ranks have the same number of rows, a multiple
+    /// of `multiple`.
     ///
     /// # Errors
     /// Returns the same errors as [`VocabularyPart::even`], and [`crate::ErrorKind::InvalidArgument`] for a multiple
@@ -128,18 +129,19 @@ fn checked(vocabulary: i64, rank: usize, ranks: usize) -> Result<(i64, i64), Err
 
 /// Computes [`crate::cross_entropy`] of logits of which each rank has the columns of its part of the vocabulary.
 ///
-/// `logits` is `[…, size of the part]`, `targets` `[…]` of int64 with ids of the whole vocabulary, equal on all ranks,
-/// as `options` are. Loss and count are equal on all ranks, bit by bit, and each has the gradient of its own logits.
+/// `logits` is `[…, size of the part]`, `targets` `[…]` of int64 with ids of the whole vocabulary. Targets and options
+/// must be equal on all ranks. Loss and count are equal on all ranks, bit for bit, and each rank gets the gradient of
+/// its own logits.
 ///
-/// Logits are not gathered. The ranks gather 24 bytes for each row that counts (on a GPU: for each row), in one
-/// message: the largest logit, the sum of exponentials and the target's logit; label smoothing has 8 bytes more. The
-/// backward sends nothing. A group of one rank computes what [`crate::cross_entropy`] does, to the bit.
+/// Logits are not gathered. The ranks gather 24 bytes for each row that is not ignored (on a GPU for each row), in one
+/// message: the largest logit, the sum of exponentials and the target's logit; label smoothing needs 8 bytes more. The
+/// backward sends nothing. With one rank the result is that of [`crate::cross_entropy`], bit for bit.
 ///
 /// # Errors
-/// Returns the errors of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is refused before
+/// Returns the errors of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is detected before
 /// a message is sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows.
-/// [`crate::ErrorKind::Communication`] when a peer is gone, or does not come in time because its arguments were
-/// refused.
+/// [`crate::ErrorKind::Communication`] if a peer was lost, or did not arrive within the time limit because its
+/// arguments were invalid.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -177,15 +179,15 @@ pub fn vocabulary_parallel_cross_entropy(
 /// rows.
 ///
 /// `weight` is `[size of the part, width]`, `bias` `[size of the part]`; `hidden` `[…, width]` and `targets` `[…]` are
-/// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region
-/// through which `hidden` passes computes the sum: [`copy_to_region`](crate::regions::copy_to_region), in one message
-/// of the size of `hidden` and in the gradient's own memory, or
-/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), where ranks have parts of the sequence
-/// outside of the head. Without an edge the gradient is too small.
+/// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks, so `hidden` must be the
+/// result of an edge that computes the sum: [`copy_to_region`](crate::regions::copy_to_region), with one message of the
+/// size of `hidden`, in the gradient's own memory; or
+/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), if ranks have parts of the sequence
+/// outside of the head. Without an edge the gradient would lack the parts of the other ranks.
 ///
-/// The forward sends the one message of [`vocabulary_parallel_cross_entropy`] for each chunk of rows with at most 128
-/// MiB of logits (at least 128 rows). A single message for all chunks would need the logits of all of them, or a third
-/// more products.
+/// The forward sends the message of [`vocabulary_parallel_cross_entropy`] once for each chunk of rows with at most 128
+/// MiB of logits (at least 128 rows). A single message for all chunks would need the logits of all of them in memory,
+/// or a third more products.
 ///
 /// # Errors
 /// Returns the same errors as [`crate::linear_cross_entropy`] and [`vocabulary_parallel_cross_entropy`].
@@ -240,16 +242,15 @@ pub fn linear_vocabulary_parallel_cross_entropy(
 /// Returns the rows of ids `[…]` in an embedding `[vocabulary, width]` that is divided by rows: `[…, width]`, equal on
 /// all ranks.
 ///
-/// `ids` are integers of the whole vocabulary, equal on all ranks. A rank looks up those of its part; for the others it
-/// has rows that change no number they are added to, and the ranks' results are summed in one message. The result has
-/// the bits of a lookup in the whole embedding. The backward sends nothing: the gradient of the result, equal on all
-/// ranks, is added to the rows of this rank. The row of `padding`, an id of the whole vocabulary, gets no gradient.
+/// `ids` are integers of the whole vocabulary, equal on all ranks. A rank looks up the ids of its part, and uses rows
+/// of negative zeros for the others; the ranks' results are summed in one message. The result has the bits of a lookup
+/// in the whole embedding. The backward sends nothing: the gradient of the result, which is equal on all ranks, is
+/// added to this rank's rows. The row of `padding`, an id of the whole vocabulary, gets no gradient.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Tensor`] on every rank for an id outside of the vocabulary, before a message is sent. On a GPU
-/// the kernel finds it: the error is that of a later call. [`crate::ErrorKind::InvalidArgument`] for a part without
-/// rows or with a number of rows that the weight does not have; [`crate::ErrorKind::Communication`] when a peer is
-/// gone.
+/// the kernel detects it, and a later call returns the error. [`crate::ErrorKind::InvalidArgument`] for a part without
+/// rows, or if the weight has another number of rows; [`crate::ErrorKind::Communication`] if a peer was lost.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -291,14 +292,14 @@ pub fn vocabulary_parallel_embedding(
 }
 
 /// Returns the id of the largest logit of each row, `[…]` of int64, where each rank has the logits `[…, size of the
-/// part]` of its part of the vocabulary. The result is equal on all ranks, and that of `argmax` on whole logits: the
-/// lowest id of equal logits, and NaN before all numbers.
+/// part]` of its part of the vocabulary. The result is equal on all ranks, and equals `argmax` of the whole logits:
+/// among equal logits the lowest id, and NaN counts as the largest.
 ///
 /// The ranks gather 16 bytes for each row.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for a part without rows or logits of another size;
-/// [`crate::ErrorKind::Communication`] when a peer is gone.
+/// [`crate::ErrorKind::Communication`] if a peer was lost.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -328,14 +329,15 @@ pub fn region_argmax(
 }
 
 /// Returns the `k` largest logits of each row and their ids, both `[…, k]` and sorted from the largest on, where each
-/// rank has the logits `[…, size of the part]` of its part of the vocabulary. Equal on all ranks, without gradients.
+/// rank has the logits `[…, size of the part]` of its part of the vocabulary. The result is equal on all ranks and has
+/// no gradients.
 ///
 /// The ranks gather `16 k` bytes for each row. Which of equal logits are among the `k` largest is not specified, as for
 /// `topk` of whole logits.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for a `k` that is not between 1 and the size of the vocabulary; else those of
-/// [`region_argmax`].
+/// [`crate::ErrorKind::InvalidArgument`] for a `k` that is not between 1 and the vocabulary size. Also returns the
+/// errors of [`region_argmax`].
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};

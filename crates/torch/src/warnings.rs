@@ -8,9 +8,8 @@ use cxx::UniquePtr;
 use crate::bridge::ffi;
 use crate::error::Error;
 
-/// A scope in which warnings of this thread that contain a text are not shown, as with Python's
-/// `warnings.filterwarnings`: libtorch writes a warning to the standard error at each call. Scopes end in the reverse
-/// order.
+/// A scope in which warnings of this thread that contain a text are not shown, like Python's `warnings.filterwarnings`.
+/// libtorch would write a warning to the standard error at each call. Scopes end in the reverse order.
 ///
 /// ```
 /// use brigade_torch::WarningFilter;
@@ -33,7 +32,7 @@ impl WarningFilter {
     /// Enters a scope that hides warnings containing `text`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no memory.
+    /// [`crate::TorchError::Libtorch`] if memory runs out.
     pub fn enter(text: &str) -> Result<Self, Error> {
         let handle = ffi::filter_warnings(text)
             .map_err(|error| Error::libtorch("filter_warnings", &error))?;

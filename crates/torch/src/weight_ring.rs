@@ -1,13 +1,14 @@
-//! Weights that are in a device's memory only while their layers compute.
+//! Weight rings: weights that are in a device's memory only while their layers compute.
 //!
-//! `WeightRing` contains tensors, their sources and slots, and is independent of models. A slot is a tensor of bytes;
-//! the tensors of a part become views of it by `set_data`. Outside of their uses they have a guard without memory,
-//! whose error message names the part. One thread fills slots in the order in which they will be used (`order.rs`, a
-//! pure function of the uses so far: a tied weight has two successors). On a GPU it copies on a stream of its own,
-//! after an event of the last computation with the slot; computations wait for an event of the copies.
+//! A `WeightRing` consists of tensors, the sources of their values, and slots; it does not depend on models. A slot is
+//! a tensor of bytes, of which the tensors of a part become views by `set_data`. Outside of their uses the tensors have
+//! no memory, and reading one is an error with the part's name. One thread fills slots in the order in which parts will
+//! be used (`order.rs`, a pure function of the uses so far: a tied weight has two successors). On a GPU it copies on a
+//! stream of its own, after an event of the last computation with the slot; computations wait for an event of the
+//! copies.
 //!
-//! A part that fails is an error of its next use, and is read again by the use after that. If more parts are in use at
-//! once than there are slots, such as the model's own parameters around those of a unit, the ring allocates one more
+//! A failure to load a part is an error of its next use; the use after that reads it again. If more parts are in use at
+//! once than there are slots, such as the model's own parameters together with those of a unit, the ring gets one more
 //! slot.
 
 mod order;
@@ -169,12 +170,12 @@ const SMALLEST_SHARE: usize = 1 << 20;
 const ALIGNMENT: i64 = 64;
 
 impl WeightRing {
-    /// Creates a ring of `places` slots, at least one, for parts whose tensors are used on a device. The tensors lose
-    /// their memory. Each tensor belongs to one part.
+    /// Creates a ring of `places` slots, at least one, for parts whose tensors are used on a device. The memory of the
+    /// tensors is freed. Each tensor must belong to exactly one part.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`] if the slots do not fit into memory; [`ErrorKind::InvalidArgument`] without a part;
-    /// [`crate::TorchError::Tensor`] for tensors that overlap themselves.
+    /// [`ErrorKind::OutOfMemory`] if there is not enough memory for the slots; [`ErrorKind::InvalidArgument`] without
+    /// parts; [`crate::TorchError::Tensor`] for tensors that overlap themselves.
     pub fn new(device: Device, places: usize, parts: Vec<RingPart>) -> Result<Self, Error> {
         if parts.is_empty() {
             return Err(Error::invalid_argument("a ring of weights needs at least one part"));
@@ -214,10 +215,10 @@ impl WeightRing {
     }
 
     /// Keeps the tensors of some parts in memory until the returned value is dropped. On a GPU, this thread's following
-    /// work waits for the copies. Parts that are in use already are not loaded again.
+    /// work waits for the copies. Parts that are already in use are not loaded again.
     ///
     /// # Errors
-    /// Returns the errors of a part's sources, with its name; the next use tries again.
+    /// Returns the errors of a part's sources, with its name. The next use tries again.
     pub fn hold(&self, parts: &[usize]) -> Result<HeldWeights<'_>, Error> {
         let mut held = HeldWeights { shared: &self.shared, parts: Vec::with_capacity(parts.len()) };
         for &part in parts {

@@ -48,7 +48,7 @@ impl<T> Work<T> {
     /// Waits until the operation has ended and returns its result.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`], naming the operation, the group and the rank.
+    /// [`crate::TorchError::Collective`], with the operation, the group and the rank.
     pub fn wait(self) -> Result<T, Error> {
         self.wait_source().map(|(value, _)| value)
     }

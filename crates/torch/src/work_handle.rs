@@ -1,4 +1,4 @@
-//! The border's handle of an operation in flight.
+//! Handle of a C++ operation in flight.
 
 use cxx::UniquePtr;
 

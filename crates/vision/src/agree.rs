@@ -1,15 +1,15 @@
-//! Check that all ranks see the same images.
+//! Check that all ranks have the same images.
 
 use brigade_images::source::Fingerprint;
 use brigade_torch::{ProcessGroup, Result};
 
 use crate::VisionError;
 
-/// Compares the fingerprints of the images that the ranks of a group see. With `None` there is one process and nothing
-/// to compare. All ranks have to call it, and all get the same result.
+/// Checks that all ranks of a group have the same images, by their fingerprints. With `None` there is a single process,
+/// and the check succeeds. All ranks take part, and all get the same result.
 ///
-/// Each rank lists the images by itself, so ranks that see different ones (a host with an incomplete copy, a file that
-/// was added between two starts) would train on some samples twice or never.
+/// Each rank lists its images by itself, so that ranks with different images (a host whose copy is not complete, a file
+/// that was added between two starts) would train on some samples twice or never.
 ///
 /// ```
 /// use brigade_torch::{Backend, ProcessGroup, Store};
@@ -27,7 +27,7 @@ use crate::VisionError;
 /// ```
 ///
 /// # Errors
-/// [`VisionError::RanksDiffer`] if not all are equal. Also fails if the ranks cannot reach each other.
+/// [`VisionError::RanksDiffer`] if the fingerprints differ. Also fails if the ranks cannot communicate.
 pub fn check_ranks_agree(fingerprint: &Fingerprint, group: Option<&ProcessGroup>) -> Result<()> {
     let Some(group) = group else { return Ok(()) };
     let all = group.all_gather_object(&fingerprint.to_string())?;

@@ -1,11 +1,11 @@
-//! Augmentation of a batch of images on its device: one resampling for all geometric transforms, lighting, hue,
+//! Transforms of a batch of images on its device: one resampling for all geometric transforms, lighting, hue,
 //! normalisation, erasing, mixing.
 //!
-//! A loader's thread draws the random parameters, a row for each sample, from the sample's seed. They are passed with
-//! the batch as a small tensor, and the arithmetic runs on the images' device. Therefore a batch is the same for any
-//! number of threads and ranks, after a restart, and on any device, and nothing waits for the GPU. The arithmetic runs
-//! in the training step, by [`Augment::apply`], or in a loader's thread on the GPU beside the step
-//! ([`AugmentedDataset::applied`]).
+//! A loader's thread draws the random numbers, a row for each sample, from the sample's seed. They are part of the
+//! batch as a small tensor, and the transforms are computed on the device of the images. So a batch is the same with
+//! any number of threads and ranks and after a restart, whatever the device, and the host does not wait for the device.
+//! The transforms run in the training step, by [`Augment::apply`], or in a loader's thread on the GPU, concurrently
+//! with the step ([`AugmentedDataset::applied`]).
 
 mod color;
 mod dataset;
@@ -32,8 +32,8 @@ use self::resample::Sampling;
 use crate::Size;
 use crate::transforms::Normalize;
 
-/// The transforms of a batch, in the order of fastai: geometric transforms, lighting, hue, normalisation, erasing,
-/// mixing. Each image is resampled once for all geometric transforms.
+/// Data augmentation of a batch, in fastai's order: geometric transforms, lighting, hue, normalisation, erasing,
+/// mixing. Each image is resampled once, whatever the number of geometric transforms.
 ///
 /// ```
 /// use brigade_vision::augment::{Augment, Geometric};
@@ -79,8 +79,8 @@ impl Augment {
             .lighting(Lighting::Contrast { max: 0.2, p: 0.75 })
     }
 
-    /// Adds a geometric transform. fastai's transforms are multiplied in their order, with warps after all others, as
-    /// in fastai; those of torchvision are applied one after the other.
+    /// Adds a geometric transform. fastai's transforms are combined in their order, with warps after all others, as in
+    /// fastai; torchvision's are applied one after the other.
     #[must_use]
     pub fn then(mut self, map: Geometric) -> Self {
         self.geometric.push(map);
@@ -101,21 +101,21 @@ impl Augment {
         self
     }
 
-    /// Resamples to this size.
+    /// Sets the size to which images are resampled. Defaults to their own size.
     #[must_use]
     pub fn size(mut self, size: Size) -> Self {
         self.size = Some(size);
         self
     }
 
-    /// Sets the padding mode: the values outside of the images.
+    /// Sets the padding mode: the values of pixels outside of the images.
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
         self
     }
 
-    /// Normalises on the device.
+    /// Adds a normalisation by mean and standard deviation, on the device.
     #[must_use]
     pub fn normalize(mut self, normalize: Normalize) -> Self {
         self.normalize = Some(normalize);
@@ -153,7 +153,7 @@ impl Augment {
         self.size
     }
 
-    /// Returns the padding mode.
+    /// Returns the padding mode: the values of pixels outside of the images.
     #[must_use]
     pub fn outside(&self) -> Padding {
         self.padding
@@ -177,11 +177,11 @@ impl Augment {
         Self { normalize: None, erasing: None, mix: None, ..self.clone() }
     }
 
-    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, with the parameters that were drawn for
-    /// them. Parameters on another device are copied to that of the images, without waiting for a GPU.
+    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by the numbers that [`Augment::draw`] drew
+    /// for them. Numbers on another device are copied to the device of the images, without waiting for a GPU.
     ///
     /// # Errors
-    /// Fails if images and parameters do not match, or with libtorch's error.
+    /// Fails if the shapes of images and numbers do not match, or libtorch fails.
     pub fn apply(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let drawn = self.checked(images, drawn)?;
         let size = images.size();
@@ -194,9 +194,8 @@ impl Augment {
         self.transformed(images, &drawn).map_err(refused)
     }
 
-    /// Applies the geometric transforms of a batch to its masks of classes `[n, h, w]`, with nearest-neighbour
-    /// interpolation and without the other transforms. With [`Padding::Zeros`], pixels outside of the images become
-    /// class 0.
+    /// Transforms masks of classes `[n, h, w]` like the images of the same batch, by the nearest pixel. Only geometric
+    /// transforms are applied. With [`Padding::Zeros`], pixels outside of the image get class 0.
     ///
     /// # Errors
     /// Returns the errors of [`Augment::apply`].

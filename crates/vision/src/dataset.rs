@@ -1,4 +1,4 @@
-//! Data set of images and labels.
+//! Datasets of images with labels.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 
-/// Defines the methods that data sets with a field `samples` of type [`ImageSamples`] share.
+/// The methods of datasets whose field `samples` is an [`ImageSamples`], written once.
 macro_rules! sample_methods {
     () => {
         /// Sets the transforms of each image. Those that move pixels are also applied to a mask.
@@ -24,21 +24,21 @@ macro_rules! sample_methods {
             self
         }
 
-        /// Sets whether transforms draw, or do the same each time.
+        /// Sets whether transforms choose at random ([`Phase::Train`]) or do the same each time ([`Phase::Valid`]).
         #[must_use]
         pub fn phase(mut self, phase: Phase) -> Self {
             self.samples = self.samples.phase(phase);
             self
         }
 
-        /// Sets what the images of a batch are as a tensor.
+        /// Sets the format of the tensor of a batch's images.
         #[must_use]
         pub fn to_tensor(mut self, to_tensor: ToTensor) -> Self {
             self.to_tensor = to_tensor;
             self
         }
 
-        /// Sets the handling of samples whose image, or what belongs to it, cannot be read.
+        /// Sets how to handle images that cannot be read, or whose mask or points cannot be read or transformed.
         #[must_use]
         pub fn on_broken(mut self, policy: OnBroken) -> Self {
             self.samples = self.samples.on_broken(policy);
@@ -52,15 +52,15 @@ macro_rules! sample_methods {
             self
         }
 
-        /// Returns the images that could not be read so far, in their order. Only those that this
-        /// process was asked for.
+        /// Returns the indices of the images that could not be read so far, ascending. Only images that this process
+        /// has tried to read are included.
         #[must_use]
         pub fn broken(&self) -> Vec<usize> {
             self.samples.broken()
         }
 
-        /// Returns how many samples of an epoch another image took the place of in this process. The
-        /// count is also logged once the next epoch begins or the data set is dropped.
+        /// Returns the number of samples of an epoch that were replaced by another image in this process. The number is
+        /// also logged when the next epoch begins or the dataset is dropped.
         #[must_use]
         pub fn skipped(&self, epoch: u64) -> usize {
             self.samples.skipped(epoch)
@@ -69,13 +69,13 @@ macro_rules! sample_methods {
 }
 pub(crate) use sample_methods;
 
-/// Data set of the images of a source with their labels, as batches `([n, 3, h, w], [n])`: images in the format of
+/// Dataset of the images of a source with their labels, as batches `([n, 3, h, w], [n])`: images in the format of
 /// [`ToTensor`], labels as `i64`.
 ///
-/// A loader's threads read, decode and transform; a thread writes each image straight into the memory of the batch, in
-/// one pass from the bytes of the resized image to the numbers of the tensor. The random choices of a sample follow
-/// only from the loader's seed, the epoch and the sample's index, so batches are the same with any number of threads
-/// and ranks, and after a restart.
+/// A loader's threads read, decode and transform images. A thread writes each image directly into the memory of the
+/// batch, in one pass from the bytes of the resized image to the values of the tensor. Random choices in a sample
+/// depend only on the loader's seed, the epoch and the sample's index, so that batches are the same with any number of
+/// threads and ranks, and after a restart.
 ///
 /// ```
 /// use std::borrow::Cow;
@@ -139,11 +139,11 @@ impl Readers {
 }
 
 impl<S: ImageSource> ImageDataset<S> {
-    /// Creates a data set of a source with a label for each image: without transforms, for training, as `f32`. For a
-    /// [`Labelled`] source use `From`.
+    /// Creates a dataset of a source with a label for each image, without transforms, in the training phase, with `f32`
+    /// tensors. `From` converts a [`Labelled`] source to a dataset.
     ///
     /// # Errors
-    /// Fails if the number of labels differs from that of the images.
+    /// Fails if the numbers of labels and images differ.
     pub fn new(source: S, labels: Vec<i64>) -> Result<Self> {
         Ok(ImageSamples::new(source, labels).map_err(VisionError::from)?.into())
     }
@@ -164,20 +164,20 @@ impl<S> From<ImageSamples<S>> for ImageDataset<S> {
 impl<S> ImageDataset<S> {
     sample_methods!();
 
-    /// Sets how images are decoded.
+    /// Sets the options of the decoder.
     #[must_use]
     pub fn decode(mut self, options: DecodeOptions) -> Self {
         self.samples = self.samples.decode(options);
         self
     }
 
-    /// Lets the decoder reduce images before a resize that makes them smaller, as Pillow's `reducing_gap` and `draft`
-    /// do: to no less than `gap` times the size after the resize, at least 1. With `None`, the default, the decoder
-    /// never does, and pixels equal Pillow's.
+    /// Allows the decoder to scale images down if a resize follows that makes them smaller, like Pillow's
+    /// `reducing_gap` and `draft`: to no less than `gap` times the size after the resize. `gap` is at least 1. With
+    /// `None`, the decoder does not scale, and pixels equal Pillow's. Defaults to `None`.
     ///
     /// Only JPEG can be scaled while it is decoded, to 1/2, 1/4 or 1/8, which saves a part of the work after entropy
-    /// decoding. It is useful for photographs that are many times larger than the batch's images, but not for images of
-    /// 500 x 375 and crops of 160. The result is a little smoother or sharper than without; Pillow calls a gap of 2
+    /// decoding: useful for photographs of many times the size of the batch's images, and useless for those of 500 x
+    /// 375 and crops of 160. The result is a little smoother or sharper than without; Pillow calls a gap of 2
     /// indistinguishable in most cases and 3 in all.
     #[must_use]
     pub fn reducing_gap(mut self, gap: Option<f64>) -> Self {

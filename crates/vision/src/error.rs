@@ -1,9 +1,9 @@
-//! Errors of batches of images.
+//! Errors of datasets of images.
 
 use brigade_images::ImageError;
 use brigade_torch::{Error, ErrorKind};
 
-/// Why batches of images could not be made: the detail of an [`Error`].
+/// Reason why a batch of images could not be made: the detail of an [`Error`].
 ///
 /// ```
 /// use brigade_torch::{Error, ErrorKind};
@@ -20,7 +20,7 @@ pub enum VisionError {
     /// Images could not be found, read or transformed.
     #[error("{0}")]
     Image(#[from] ImageError),
-    /// The ranks of a job do not see the same images.
+    /// The ranks of a job do not have the same images.
     #[error(
         "{} other images than rank 0, by name, order or size; give every host the same files",
         ranks_see(ranks)

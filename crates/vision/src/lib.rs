@@ -1,14 +1,14 @@
 //! Images as batches of tensors: datasets for a loader, and transforms of batches on their device.
 //!
-//! Everything that needs no tensor is in `brigade-images`, and re-exported here.
+//! Everything that does not use tensors is in `brigade-images`, and is re-exported here.
 //!
-//! - [`source`]: where encoded images come from.
+//! - [`source`]: sources of encoded images.
 //! - [`labels`]: classes of images, and the split into training and validation.
-//! - [`decode`]: bytes to pixels.
+//! - [`decode`]: decoding of images to pixels.
 //! - [`transforms`]: transforms of one image, before it is part of a batch.
 //! - [`augment`]: transforms of a batch of images on its device.
-//! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
-//! - [`ResizedDataset`]: the same, with the resize on a GPU.
+//! - [`ImageDataset`]: batches of tensors from a source, labels and transforms.
+//! - [`ResizedDataset`]: an [`ImageDataset`] whose images are resized on a GPU.
 //! - [`SegmentationDataset`]: images, each with a mask of classes.
 //! - [`PointDataset`]: images with points as targets.
 //!
@@ -54,12 +54,12 @@
 //!
 //! # Transforms of batches
 //!
-//! Transforms of a batch draw their random numbers in the loader's threads (`augment/draw.rs`): a row of 25 numbers
-//! for each sample, which travels with the batch, so the device only computes. Constants are made by kernels, never
-//! copied from pageable memory, since the host would wait for such a copy. Positions are computed elementwise,
-//! because a product of matrices is rounded in TF32. Maps that only move pixels (`moves_whole_pixels`) gather them
-//! without interpolation. [`ResizedDataset`] splits the plan of an image at its first resize: decoding and all before
-//! the resize run on the CPU.
+//! The random numbers of a batch's transforms are drawn in the loader's threads (`augment/draw.rs`): a row of 25
+//! numbers for each sample, which is part of the batch, so that the device only computes. Constants are created by
+//! kernels, never copied from pageable memory, because the host would wait for such a copy. Positions are computed
+//! elementwise, because a product of matrices is rounded in TF32. Transforms that only move whole pixels
+//! (`moves_whole_pixels`) gather them without interpolation. [`ResizedDataset`] splits the plan of an image at its
+//! first resize: decoding and the operations before the resize run on the CPU.
 
 mod agree;
 pub mod augment;

@@ -1,4 +1,4 @@
-//! Data set of images with points.
+//! Datasets of images with points as targets.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 
-/// Data set of images with the same number of points each, such as the corners of an eye, as batches `([n, 3, h, w],
+/// Dataset of images with the same number of points each, such as the corners of an eye. Batches are `([n, 3, h, w],
 /// [n, points, 2])`: images in the format of [`ToTensor`], points as `f32` `(x, y)` from -1 at the left and upper side
 /// of the transformed image to 1 at the right and lower one, as in fastai's `PointScaler`.
 ///
-/// Points are transformed with their image by every transform that moves pixels; those outside of it are beyond the range
-/// from -1 to 1. With a [`cache`](Self::cache) the first batch is an error: the cache does not contain the size of the
-/// image to which points refer.
+/// Every transform that moves pixels is also applied to the points. Points outside of the transformed image are outside
+/// of -1 to 1. A [`cache`](Self::cache) is an error at the first batch, because it does not contain the original size
+/// of an image, to which the points refer.
 ///
 /// ```
 /// use brigade_data::BatchedDataset;
@@ -46,10 +46,11 @@ pub struct PointDataset<S> {
 }
 
 impl<S: ImageSource> PointDataset<S> {
-    /// Joins images and the points of each, as `[x, y]` in pixels from the upper left corner of the file's image.
+    /// Creates a dataset of images and the points of each, as `[x, y]` in pixels from the upper left corner of the
+    /// file's image.
     ///
     /// # Errors
-    /// Fails if the number of lists differs from that of the images, or the lists differ in length.
+    /// Fails if the numbers of lists and images differ, or the lists differ in their number of points.
     pub fn new(images: S, points: Vec<Vec<[f64; 2]>>) -> Result<Self> {
         let count = points.first().map_or(0, Vec::len);
         if let Some(index) = points.iter().position(|list| list.len() != count) {

@@ -18,16 +18,17 @@ pub struct ResizedDataset<S> {
 }
 
 impl<S: ImageSource> ImageDataset<S> {
-    /// Resizes each image on a device, and applies the transforms after the resize there: for data that do not fit on a
-    /// GPU, if resizing is the bottleneck of the host's threads. A thread reads and decodes an image up to the resize
-    /// (of a random resized crop only the rows that it keeps), sends its bytes through pinned memory, and the GPU
-    /// resizes it with antialiasing, mirrors it, and puts it into the batch. In a loader with
-    /// [`device`](brigade_data::DataLoader::device), as a prepared one is, that runs beside the training step.
+    /// Moves the resize of each image, and the operations after it, to a device: for datasets that do not fit on a GPU,
+    /// if resizing on the host's threads takes more time than on the GPU. A thread reads and decodes an image up to the
+    /// resize (for a random resized crop only the rows that it keeps) and copies its bytes through pinned memory; the
+    /// GPU resizes it with antialiasing, mirrors it, and writes it into the batch. In a loader with a
+    /// [`device`](brigade_data::DataLoader::device), such as a prepared one, this runs concurrently with the training
+    /// step.
     ///
     /// Batches are bytes on the device, `[n, 3, h, w]`, with their labels. They are within one grey level of those of
-    /// the CPU, as Pillow's are. [`Augment`](crate::augment::Augment) does the remaining transforms on the device. From
-    /// the first resize on, the transforms may be crops, flips and further resizes with bilinear or bicubic filters;
-    /// anything else, and a [`ToTensor`] other than bytes, is an error at the first batch.
+    /// the CPU, as Pillow's are. Use [`Augment`](crate::augment::Augment) for normalisation and augmentation on the
+    /// device. From the first resize on, only crops, flips and further resizes with bilinear or bicubic filters are
+    /// supported; any other operation, and a [`ToTensor`] other than bytes, is an error at the first batch.
     ///
     /// ```
     /// use brigade_data::DataLoader;
@@ -58,7 +59,7 @@ impl<S: ImageSource> ImageDataset<S> {
 }
 
 impl<S> ResizedDataset<S> {
-    /// Returns the data set that decodes.
+    /// Returns the underlying dataset, which decodes.
     #[must_use]
     pub fn inner(&self) -> &ImageDataset<S> {
         &self.images

@@ -1,4 +1,4 @@
-//! Data set of images with masks of classes.
+//! Datasets of images with a mask of classes each.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::source::{ImageFiles, ImageSource};
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, Image, ImageSamples, OnBroken, VisionError};
 
-/// Data set of images with a mask each, as batches `([n, 3, h, w], [n, h, w])`: images in the format of [`ToTensor`],
-/// masks as the `i64` class of each pixel.
+/// Dataset of images with a mask each, for segmentation. Batches are `([n, 3, h, w], [n, h, w])`: images in the format
+/// of [`ToTensor`], masks as the `i64` class of each pixel.
 ///
-/// A mask is an image file whose pixels are class numbers: grey, or with a palette, whose colours do not matter
-/// (`Decoder::decode_mask`). It is transformed with its image by every transform that moves pixels, with
-/// nearest-neighbour interpolation, and unchanged by the others. Pixels from outside of the image get the class
+/// A mask is an image file whose pixels are the numbers of classes: grey, or with a palette, whose colours do not
+/// matter (`Decoder::decode_mask`). Every transform that moves pixels is also applied to the mask, by the nearest
+/// pixel; other transforms do not change it. Pixels from outside of the image get the class
 /// [`ignore_index`](Self::ignore_index), which a loss ignores.
 ///
 /// ```
@@ -61,10 +61,10 @@ pub struct SegmentationDataset<S, M> {
 }
 
 impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
-    /// Joins images and their masks, which have the same indices in two sources.
+    /// Creates a dataset of images and their masks, which have the same index in two sources.
     ///
     /// # Errors
-    /// Fails if the number of masks differs from that of the images.
+    /// Fails if the numbers of masks and images differ.
     pub fn new(images: S, masks: M) -> Result<Self> {
         if images.len() != masks.len() {
             return Err(Error::invalid_argument(format!(
@@ -87,8 +87,8 @@ impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
 }
 
 impl SegmentationDataset<ImageFiles, ImageFiles> {
-    /// Joins image files with the masks below the folder `masks`. The closure `path` maps the path of an image below
-    /// its folder to the path of its mask below `masks`.
+    /// Creates a dataset of image files and the masks below the folder `masks`. The closure `path` maps the path of an
+    /// image below its folder to the path of its mask below `masks`.
     ///
     /// # Errors
     /// Fails if a mask does not exist.
@@ -113,7 +113,7 @@ impl SegmentationDataset<ImageFiles, ImageFiles> {
 impl<S, M> SegmentationDataset<S, M> {
     sample_methods!();
 
-    /// Sets how images and masks are decoded.
+    /// Sets the options with which images and masks are decoded.
     #[must_use]
     pub fn decode(mut self, options: DecodeOptions) -> Self {
         self.samples = self.samples.decode(options.clone());
@@ -121,16 +121,16 @@ impl<S, M> SegmentationDataset<S, M> {
         self
     }
 
-    /// Sets the class of pixels that come from outside of the image; 255, which is the one of borders in
-    /// the masks of Pascal VOC, too. Pass it to the loss as `ignore_index`.
+    /// Sets the class of pixels from outside of the image. Defaults to 255, which is also the class of borders in the
+    /// masks of Pascal VOC. Pass it to the loss as `ignore_index`.
     #[must_use]
     pub fn ignore_index(mut self, class: u8) -> Self {
         self.ignore_index = class;
         self
     }
 
-    /// Sets the number of classes: a mask with a pixel of another one than these and
-    /// [`ignore_index`](Self::ignore_index) is an error that names it.
+    /// Sets the number of classes. A mask with a pixel whose class is neither below it nor
+    /// [`ignore_index`](Self::ignore_index) is then an error that names the mask.
     #[must_use]
     pub fn classes(mut self, count: u8) -> Self {
         self.classes = Some(count);

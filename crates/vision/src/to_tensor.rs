@@ -1,4 +1,4 @@
-//! Conversion of images to batches.
+//! Conversion of images to the rows of a batch.
 
 use brigade_rank_env::text::counted;
 use brigade_torch::{Element, Error, Result, from_vec};
@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use crate::transforms::Flips;
 use crate::{ImageView, Size};
 
-/// Mean and standard deviation of each channel, for values of 0 to 1: torchvision's `Normalize`.
+/// Normalisation by the mean and standard deviation of each channel, for values of 0 to 1: torchvision's `Normalize`.
 ///
 /// ```
 /// use brigade_vision::transforms::Normalize;
@@ -24,15 +24,15 @@ pub struct Normalize {
 }
 
 impl Normalize {
-    /// ImageNet's statistics, which the weights of torchvision, timm and fastai expect.
+    /// Mean and standard deviation of ImageNet, which the weights of torchvision, timm and fastai expect.
     pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
 }
 
-/// Format of a batch of images as a tensor: the last step of every data set of images.
+/// Format of the tensor of a batch of images: the last step of every dataset of images.
 ///
-/// A batch is `[n, 3, h, w]`. As [`f32`](ToTensor::f32) or [`bf16`](ToTensor::bf16) its values are 0 to 1, as with
-/// torchvision's `ToTensor`, or [normalised](ToTensor::normalize). As [`u8`](ToTensor::u8) they are 0 to 255, in a
-/// quarter of the memory of float32, for transforms on the device.
+/// A batch is `[n, 3, h, w]`. As [`f32`](ToTensor::f32) or [`bf16`](ToTensor::bf16) its values are 0 to 1, like those
+/// of torchvision's `ToTensor`, or [normalised](ToTensor::normalize). As [`u8`](ToTensor::u8) they are 0 to 255 and
+/// take a quarter of the memory of `f32`, for transforms on the device.
 ///
 /// The values of `f32` are bitwise equal to torchvision's.
 ///
@@ -77,43 +77,43 @@ impl ToTensor {
         Self { kind, normalize: None, layout: Layout::Planes }
     }
 
-    /// Creates float32 tensors.
+    /// Creates a format with tensors of single precision.
     #[must_use]
     pub const fn f32() -> Self {
         Self::new(Numbers::F32)
     }
 
-    /// Creates bfloat16 tensors, with float32 values rounded to nearest.
+    /// Creates a format with tensors of bfloat16, rounded to the nearest from single precision.
     #[must_use]
     pub const fn bf16() -> Self {
         Self::new(Numbers::Bf16)
     }
 
-    /// Creates uint8 tensors.
+    /// Creates a format with tensors of bytes.
     #[must_use]
     pub const fn u8() -> Self {
         Self::new(Numbers::U8)
     }
 
-    /// Subtracts a mean and divides by a standard deviation. Bytes cannot be normalised: a data set with both fails at
-    /// its first batch.
+    /// Sets a normalisation: values minus a mean, divided by a standard deviation. Bytes cannot be normalised: a
+    /// dataset with both fails at its first batch.
     #[must_use]
     pub const fn normalize(mut self, normalize: Normalize) -> Self {
         self.normalize = Some(normalize);
         self
     }
 
-    /// Sets whether the memory is ordered by rows, columns and channels (`torch.channels_last`), which is faster for
-    /// convolutions on CPUs and on tensor cores. The shape stays `[n, 3, h, w]`. Defaults to `false`.
+    /// Sets whether the memory format is channels-last (`torch.channels_last`), with which convolutions on CPUs and on
+    /// tensor cores are faster. The shape stays `[n, 3, h, w]`.
     #[must_use]
     pub const fn channels_last(mut self, last: bool) -> Self {
         self.layout = if last { Layout::Pixels } else { Layout::Planes };
         self
     }
 
-    /// Creates batches `[n, 1, h, w]` of the pixels' luminance, with the weights of Pillow's mode `L` for red, green
-    /// and blue. They are normalised with the first channel's numbers. Replaces [`channels_last`](Self::channels_last):
-    /// with one channel both orders are the same.
+    /// Converts images to greyscale batches `[n, 1, h, w]`: the luminance with the weights of Pillow's mode `L`. They
+    /// are normalised with the mean and standard deviation of the first channel. Replaces
+    /// [`channels_last`](Self::channels_last): with one channel both orders are the same.
     #[must_use]
     pub const fn grey(mut self) -> Self {
         self.layout = Layout::Grey;
@@ -163,7 +163,7 @@ pub(crate) struct BatchMemory {
 
 enum Values {
     F32(Filled<f32>),
-    /// Bits of bfloat16 values: Rust has no such type, and a tensor of these bits can be viewed as bfloat16.
+    /// Values as their bits: Rust has no bfloat16 type, and a tensor of these bits can be viewed as one.
     Bf16(Filled<i16>),
     U8(Filled<u8>),
 }

@@ -39,13 +39,14 @@ enum Rule {
 type Function = dyn Fn(&Path) -> Option<String> + Send + Sync;
 
 impl Labeller {
-    /// Takes the name of the folder that contains the image as the label: fastai's `parent_label`.
+    /// Creates a rule by which the label is the name of the folder that contains the image: fastai's `parent_label`.
     #[must_use]
     pub fn parent() -> Self {
         Self(Rule::Parent)
     }
 
-    /// Takes the first group of a regular expression in the file's name as the label: fastai's `from_name_re`.
+    /// Creates a rule by which the label is the first group of a regular expression in the file's name: fastai's
+    /// `from_name_re`.
     ///
     /// The expression may match anywhere in the name, as with Python's `re.search`. The syntax is that of the crate
     /// `regex-lite`: Python's without look-around and back references, and classes such as `\d` and `\w` are those of
@@ -57,8 +58,8 @@ impl Labeller {
         compile(pattern).map(|regex| Self(Rule::Name(regex)))
     }
 
-    /// Takes the first group of a regular expression in the whole path, with `/` between folders, as the label:
-    /// fastai's `RegexLabeller` and `from_path_re`. The syntax is that of [`regex`](Self::regex).
+    /// Creates a rule by which the label is the first group of a regular expression in the whole path, with `/` between
+    /// folders: fastai's `RegexLabeller` and `from_path_re`. The syntax is that of [`regex`](Self::regex).
     ///
     /// # Errors
     /// Returns the same errors as [`regex`](Self::regex).
@@ -66,14 +67,15 @@ impl Labeller {
         compile(pattern).map(|regex| Self(Rule::Path(regex)))
     }
 
-    /// Takes the result of a function of the path as the label. `None` is an error that names the image.
+    /// Creates a rule by which the label is the result of a function of the path. `None` is an error with the image's
+    /// name.
     #[must_use]
     pub fn function(function: impl Fn(&Path) -> Option<String> + Send + Sync + 'static) -> Self {
         Self(Rule::Function(Box::new(function)))
     }
 
-    /// Looks up the label in a table, by the longest suffix of the path that the table contains: `cats/1.jpg` before
-    /// `1.jpg`.
+    /// Creates a rule that looks up the label in a table, by the longest suffix of the path that the table contains:
+    /// `cats/1.jpg` before `1.jpg`.
     #[must_use]
     pub fn table(table: &LabelTable) -> Self {
         let rows = table.rows().map(|(name, label)| (name.to_owned(), label.to_owned()));

@@ -13,12 +13,12 @@ use super::weights::AwdLstmModel;
 use super::{AwdLstm, AwdLstmOptions};
 
 /// fastai's AWD-LSTM text classifier
-/// ([`get_text_classifier`](https://docs.fast.ai/text.models.core.html#get_text_classifier)): from texts `[n, time]` of
-/// int64 to class scores `[n, classes]`. [`SentenceEncoder`] documents how texts are padded and read.
+/// ([`get_text_classifier`](https://docs.fast.ai/text.models.core.html#get_text_classifier)): from token ids `[n,
+/// time]` of int64 to the logits of classes, `[n, classes]`. See [`SentenceEncoder`] for the padding and reading of
+/// texts.
 ///
-/// Parameters have the names of fastai's files: the encoder's are below `0.module`, and those of the layers after the
-/// pooling below `1.layers`. [`LayerGroups`] gives fastai's groups: the word embedding, each layer, the layers after
-/// the pooling.
+/// The encoder is below `0.module` and the layers after the pooling below `1.layers`, under the names of fastai's
+/// files. [`LayerGroups`] returns fastai's groups: the embedding, each layer, the layers after the pooling.
 ///
 /// ```
 /// use brigade_models::{TextClassifier, TextClassifierOptions};
@@ -85,7 +85,7 @@ impl TextClassifierOptions {
 }
 
 impl TextClassifier {
-    /// Registers all layers below the path, for a vocabulary of `words` words.
+    /// Registers all layers below the path, for a vocabulary of `words` tokens.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,
         words: i64,
@@ -109,7 +109,7 @@ impl TextClassifier {
         }
     }
 
-    /// Returns the recurrent state after the last training step. The hidden state starts from zeros in each batch.
+    /// Returns the handle of the outputs that are kept in training. The hidden state is reset before each batch.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         self.encoder.encoder().state()
@@ -118,7 +118,7 @@ impl TextClassifier {
     /// Computes the encoder's outputs and the padding mask.
     ///
     /// # Errors
-    /// Returns the errors of the encoder's forward, for a text without words or shapes that do not match.
+    /// Returns the errors of the encoder's forward, for a text without tokens or for invalid shapes.
     pub fn encode(&self, words: &Tensor) -> Result<(Tensor, Tensor)> {
         self.encoder.forward(words)
     }

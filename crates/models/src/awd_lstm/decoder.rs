@@ -1,5 +1,4 @@
-//! Decoder of a language model: from hidden states to the scores of words, or to the loss without materialising the
-//! scores.
+//! The decoder of a language model: logits, and the loss without storing all logits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +10,13 @@ use brigade_torch::{
 use parking_lot::Mutex;
 use tch::Tensor;
 
-/// The last layer of a [`LanguageModel`](crate::LanguageModel), which computes the scores of words from hidden states.
-/// Clones share one head, with the model's own parameters, for a loss that is computed outside of the model.
+/// The decoder of a [`LanguageModel`](crate::LanguageModel): the last layer, which computes logits from hidden states.
+/// Clones are handles of the same head, with the model's own parameters, for a loss that is computed outside of the
+/// model.
 ///
-/// With a vocabulary of 60,000 words, scores, their softmax and its gradient take most of a step's memory. With
+/// With a vocabulary of 60,000 tokens, logits, their softmax and its gradient take most of a step's memory. After
 /// [`LanguageModelHead::fuse_loss`] the model returns the head's input in training, and [`LanguageModelHead::loss`]
-/// computes the loss from it, a part of the scores at a time.
+/// computes the loss from it, with a part of the logits at a time.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
@@ -56,11 +56,11 @@ impl LanguageModelHead {
         Self { layer, fused: Arc::default(), training }
     }
 
-    /// Sets whether the model returns in training the input of [`LanguageModelHead::loss`], `[n, time, embedding]`,
-    /// instead of scores. Defaults to `false`.
+    /// Sets whether the model returns the head's input `[n, time, embedding]` in training, for
+    /// [`LanguageModelHead::loss`], instead of logits. Defaults to `false`.
     ///
-    /// With `true`, the parameters of the head are used by the loss and not by the forward: a reducer must not search
-    /// for parameters that the forward does not use.
+    /// With `true` the parameters of the head are used by the loss and not by the forward, so that a reducer must not
+    /// search for parameters that the forward does not use.
     pub fn fuse_loss(&self, on: bool) {
         // Relaxed: the flag orders no other memory accesses.
         self.fused.store(on, Ordering::Relaxed);
@@ -77,20 +77,21 @@ impl LanguageModelHead {
         self.training.is_on()
     }
 
-    /// Computes the scores `[…, words]` of `[…, embedding]`.
+    /// Computes the logits `[…, words]` from hidden states `[…, embedding]`.
     ///
     /// # Errors
-    /// Returns libtorch's error for another width.
+    /// Returns an error of libtorch for another width.
     pub fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
         let layer = self.layer.lock();
         linear(hidden, &layer.weight, layer.bias.as_ref())
     }
 
-    /// Computes the cross-entropy of the model's output, [fused](Self::is_fused) or not, with words `targets` `[n,
-    /// time]`.
+    /// Computes the cross-entropy of the model's output, [fused](Self::is_fused) or not, with the token ids `targets`
+    /// `[n, time]`.
     ///
     /// # Errors
-    /// Returns the errors of [`brigade_torch::linear_cross_entropy`], such as for a target outside of the vocabulary.
+    /// Returns the errors of [`brigade_torch::linear_cross_entropy`], such as for a target that is not in the
+    /// vocabulary.
     pub fn loss(
         &self,
         output: &Tensor,

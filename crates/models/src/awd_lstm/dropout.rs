@@ -1,4 +1,5 @@
-//! The dropouts of an AWD-LSTM: of words, of inputs for a whole sequence, of the weights between time steps.
+//! The dropouts of an AWD-LSTM: of embeddings, of inputs with one mask for the whole sequence, of the recurrent
+//! weights.
 
 use brigade_nn::{
     Embedding, EmbeddingOptions, Init, LstmOptions, LstmState, Module, ParamPath, Training,

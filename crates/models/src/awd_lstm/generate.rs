@@ -1,4 +1,4 @@
-//! Generation of text with a language model, one word after another.
+//! Text generation with a recurrent language model.
 
 use brigade_nn::Model;
 use brigade_rank_env::text::counted;
@@ -11,8 +11,8 @@ use super::weights::AwdLstmModel;
 /// Sampling options of the next token, as in fastai's `LMLearner.predict`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NextWordOptions {
-    /// Sampling temperature: probabilities are raised to `1 / temperature` before one is drawn. Below 1 likely words
-    /// become more likely; 0 takes the most probable word. Defaults to 1.
+    /// Sampling temperature: probabilities are raised to `1 / temperature` before a token is drawn. 0 takes the most
+    /// probable token. Defaults to 1.
     pub temperature: f64,
     /// Minimum probability of a token that is drawn, unless all are below it. Defaults to none.
     pub min_p: Option<f64>,
@@ -29,8 +29,7 @@ impl Default for NextWordOptions {
     }
 }
 
-/// Chooses a word by its score: draws from libtorch's generator, or takes the most probable one. `scores` is
-/// `[words]`, before a softmax.
+/// Chooses the next token from logits `[words]`: draws with libtorch's generator, or takes the most probable one.
 ///
 /// ```
 /// use brigade_models::{NextWordOptions, next_word};
@@ -43,8 +42,8 @@ impl Default for NextWordOptions {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for scores that do not have one dimension or have no finite value, a
-/// temperature below 0, or a word outside of the vocabulary.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for logits that do not have one dimension or are all infinite or NaN,
+/// a temperature below 0, or a token that is not in the vocabulary.
 pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     let &[words] = scores.size().as_slice() else {
         return Err(Error::invalid_argument(format!(
@@ -96,8 +95,8 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
 
 /// Continues a text: returns the `count` tokens after `prompt`.
 ///
-/// The model computes in evaluation mode, each word once, because its state represents the earlier words. Its mode and
-/// its hidden state are restored afterwards. Words are drawn from libtorch's generator.
+/// The model computes in evaluation mode, each token once, because its hidden state contains the earlier ones. Its mode
+/// and its hidden state are restored afterwards. Tokens are drawn with libtorch's generator.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions, NextWordOptions, generate_words};
@@ -112,8 +111,8 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for an empty prompt, and those of [`next_word`]; the model's error for
-/// a word outside of its vocabulary.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for an empty prompt, the errors of [`next_word`], and those of the
+/// model for a token that is not in the vocabulary.
 pub fn generate_words(
     model: &mut Model<LanguageModel>,
     prompt: &[i64],
@@ -134,8 +133,8 @@ pub fn generate_words(
 }
 
 impl LanguageModel {
-    /// Does the same as [`generate_words`] for a module that another owner, such as a Learner, has put into evaluation
-    /// mode: continues from the hidden state, and leaves it as it is after the last word but one.
+    /// Continues a text like [`generate_words`], with a module that its owner, such as a Learner, has put into
+    /// evaluation mode. It starts from the present hidden state, and leaves the state after the last token but one.
     ///
     /// # Errors
     /// Returns the errors of [`generate_words`].

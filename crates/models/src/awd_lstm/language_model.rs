@@ -14,13 +14,13 @@ use super::{AwdLstm, AwdLstmOptions};
 use crate::init::{Redraw, redraw};
 
 /// fastai's AWD-LSTM language model
-/// ([`get_language_model`](https://docs.fast.ai/text.models.core.html#get_language_model)): from words `[n, time]` of
-/// int64 to the scores of the next words, `[n, time, words]`.
+/// ([`get_language_model`](https://docs.fast.ai/text.models.core.html#get_language_model)): from token ids `[n, time]`
+/// of int64 to the logits of the next tokens, `[n, time, words]`.
 ///
-/// Parameters have the names of fastai's files: the encoder's are below `0` and the decoder's below `1`; the decoder's
-/// weight is tied to the embedding. [`LayerGroups`] gives fastai's groups: each layer, and last the embedding with the
-/// decoder. [`LanguageModel::head`] computes a loss without holding all scores, and [`LanguageModel::state`] has the
-/// outputs for AR and TAR.
+/// The encoder is below `0` and the decoder below `1`, under the names of fastai's files; the decoder's weight is tied
+/// to the embedding. [`LayerGroups`] returns fastai's groups: each layer, and last the embedding with the decoder. Use
+/// [`LanguageModel::head`] to train without storing all logits, and [`LanguageModel::state`] for the outputs for AR and
+/// TAR.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
@@ -67,7 +67,7 @@ impl LanguageModelOptions {
 }
 
 impl LanguageModel {
-    /// Registers all layers below the path, for a vocabulary of `words` words.
+    /// Registers all layers below the path, for a vocabulary of `words` tokens.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,
         words: i64,
@@ -103,7 +103,7 @@ impl LanguageModel {
         }
     }
 
-    /// Returns the hidden state, and the outputs of the last training step.
+    /// Returns the handle of the hidden state and of the outputs that are kept in training.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         self.encoder.state()

@@ -1,4 +1,4 @@
-//! Pooling of a whole text's outputs into one vector, and the classifier's layers.
+//! Pooling of the outputs of a whole text, and the layers after it.
 
 use brigade_nn::{BatchNorm1d, Dropout, Linear, LinearOptions, ParamPath, Relu, Sequential};
 use brigade_rank_env::text::counted;
@@ -8,14 +8,12 @@ use tch::{Kind, Tensor};
 use crate::head::SigmoidRange;
 use crate::init::redraw_norm;
 
-/// Pools the outputs `[n, time, width]` of texts into `[n, 3 · width]`: the output at the last word, the largest
-/// values, and the means, all without the positions where `padding` `[n, time]` is `true` (fastai's
-/// `masked_concat_pool`).
+/// Pools the outputs `[n, time, width]` of texts to `[n, 3 · width]`: the output at the last token, the maximum, and
+/// the mean, all without the positions where `padding` `[n, time]` is `true` (fastai's `masked_concat_pool`).
 ///
-/// fastai assumes that the last word is as many positions before the end as there is padding among the last `seq_len`
-/// positions. For a text that begins among these, after padding, that is a padding position, which depends on the
-/// longest text of the batch. With `fastai_last` that position is used, for weights that were trained with it;
-/// otherwise the last word is used.
+/// fastai uses another position instead of the last token's: as many positions before the end as there is padding among
+/// the last `seq_len` positions. For a short text, which begins among these after padding, that is a position of
+/// padding. If `fastai_last` is `seq_len`, this position is used, for weights that were trained that way.
 ///
 /// ```
 /// use brigade_models::masked_concat_pool;
@@ -29,7 +27,7 @@ use crate::init::redraw_norm;
 /// ```
 ///
 /// # Errors
-/// Returns libtorch's error for shapes that do not match.
+/// Returns an error of libtorch for shapes that do not match.
 pub fn masked_concat_pool(
     outputs: &Tensor,
     padding: &Tensor,

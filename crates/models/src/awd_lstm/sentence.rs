@@ -1,4 +1,4 @@
-//! A recurrent encoder for whole texts, which are processed in parts.
+//! Encoding of whole texts by a recurrent encoder, some tokens at a time.
 
 use std::borrow::Borrow;
 
@@ -9,18 +9,18 @@ use tch::Tensor;
 
 use super::{AwdLstm, AwdLstmOptions};
 
-/// An [`AwdLstm`] that encodes whole texts (fastai's `SentenceEncoder`): from words `[n, time]` of int64 to outputs
-/// `[n, time, embedding]` and a padding mask `[n, time]`.
+/// An [`AwdLstm`] that reads whole texts: from token ids `[n, time]` of int64 to outputs `[n, time, embedding]` and
+/// their padding mask `[n, time]` (fastai's `SentenceEncoder`).
 ///
-/// It starts from a state of zeros, and processes parts of `seq_len` words. Back-propagation is truncated between
-/// parts. Rows without a word in a part, such as shorter texts whose padding comes first, are skipped in it and keep
-/// their state. Outputs are kept for the last parts, which begin within `max_len` words of the end; earlier parts only
-/// update the state, without gradients.
+/// It begins with a state of zeros, and processes parts of `seq_len` tokens. Back-propagation through time is truncated
+/// between parts. Rows without a token in a part, such as shorter texts whose padding comes first, are skipped in it,
+/// and their state does not change. Only the outputs of the last parts that begin within `max_len` tokens of the end
+/// are kept; earlier parts only update the state, without gradients.
 ///
-/// Texts are padded in whole parts in front and with the rest at the end, as fastai's loader does, or in any way in
-/// front or at the end. Rows may be in any order. fastai assumes that the texts are sorted by length and that a part
-/// that begins with padding belongs to the shortest ones; it skips words of the shortest texts of a batch if the
-/// padding at a longer one's end fills the last part. This encoder reads them.
+/// Texts are padded in whole parts in front and with the rest at the end, as by fastai's loader, or in any way in front
+/// or at the end. Rows may be in any order. fastai assumes that the texts are sorted by length and that a part that
+/// begins with padding belongs to the shortest texts, so that it skips tokens of the shortest texts of a batch if the
+/// padding at the end of a longer one fills the last part; here no token is skipped.
 #[derive(Debug)]
 pub struct SentenceEncoder {
     encoder: AwdLstm,
@@ -47,7 +47,7 @@ impl SentenceEncoder {
         Self { encoder: AwdLstm::new(path / "module", words, options), seq_len, max_len }
     }
 
-    /// Returns the encoder that processes the parts.
+    /// Returns the underlying encoder.
     #[must_use]
     pub fn encoder(&self) -> &AwdLstm {
         &self.encoder

@@ -1,8 +1,8 @@
-//! The state that a recurrent network keeps from one batch to the next.
+//! The hidden state of a recurrent network between batches.
 //!
-//! It is a handle that a callback shares with the model. It is not a part of a state dictionary, because each rank has
-//! other rows. `ModelResetter` gathers the rows of all ranks into the checkpoint's JSON, in the order of the ranks, so
-//! that another number of ranks can divide them.
+//! It is a handle that a callback shares with the model. It is not part of a state dictionary, because each rank has
+//! states of its own rows. `ModelResetter` gathers the rows of all ranks into the checkpoint's JSON, in the order of
+//! the ranks, so that they can be distributed to another number of ranks.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
-/// The hidden state of an [`AwdLstm`](crate::AwdLstm), which lives as long as the model and is not in its state
-/// dictionary. Clones share one state, so a callback of a Learner can hold it while the Learner holds the model.
+/// Handle of the hidden state of an [`AwdLstm`](crate::AwdLstm), which is not part of state dictionaries. Clones share
+/// the state, so that a callback of a Learner can have one while the Learner owns the model.
 ///
-/// A batch with fewer rows than the one before continues with the states of the first ones; rows that come back later
-/// start from zeros. Rows of the batch are streams, so on several ranks each rank has its own state.
+/// A batch with fewer rows than the one before continues with the states of the first rows; rows that are added later
+/// begin with zeros. Rows of a batch are streams, so that on several ranks each rank has its own state.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
@@ -48,7 +48,7 @@ struct Held {
     outputs: Option<RnnOutputs>,
 }
 
-/// Outputs of a recurrent network in a step of training, for [`RnnOutputs::regularization`].
+/// Outputs of a recurrent network in a training step, for [`RnnOutputs::regularization`].
 #[derive(Debug)]
 pub struct RnnOutputs {
     /// Output of the last layer, `[n, time, width]`.
@@ -70,14 +70,14 @@ impl RecurrentState {
         held.outputs = None;
     }
 
-    /// Returns the state of each layer, without a graph. Empty after [`RecurrentState::reset`] and in a new model. The
-    /// model never changes these tensors, but replaces them.
+    /// Returns the state of each layer, detached from the graph. Empty after [`RecurrentState::reset`] and in a new
+    /// model. The model never changes these tensors in place.
     #[must_use]
     pub fn hidden_state(&self) -> Vec<LstmState> {
         self.0.lock().layers.clone()
     }
 
-    /// Sets the hidden state from which the next batch continues. An empty list means zeros.
+    /// Sets the hidden state from which the next batch continues. An empty list stands for zeros.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of layers, or shapes that are not the model's.
@@ -106,16 +106,16 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// Keeps (`true`) the outputs of each step of training until they are [taken](Self::take_outputs), or does
-    /// not (`false`, as in a new model). They hold the step's graph.
+    /// Sets whether the outputs of each training step are kept until they are [taken](Self::take_outputs). They keep
+    /// the step's graph in memory. Defaults to `false`.
     pub fn keep_outputs(&self, on: bool) {
         let mut held = self.0.lock();
         held.keeps_outputs = on;
         held.outputs = None;
     }
 
-    /// Returns the outputs of the last forward in training, if they are kept. Each is returned once, so that the graph
-    /// is freed at the end of the step.
+    /// Takes the outputs of the last forward in training, if they are kept ([`Self::keep_outputs`]). They can be taken
+    /// once, so that the graph is freed with the step.
     #[must_use]
     pub fn take_outputs(&self) -> Option<RnnOutputs> {
         self.0.lock().outputs.take()
@@ -158,10 +158,11 @@ impl RecurrentState {
 }
 
 impl RnnOutputs {
-    /// Computes the regularisation that fastai's `RNNRegularizer` adds to the loss: `alpha` times the mean square of
-    /// the outputs (AR), and `beta` times the mean square of their change from one time step to the next (TAR).
+    /// Computes the terms that fastai's `RNNRegularizer` adds to the loss: `alpha` times the mean square of the outputs
+    /// (activation regularisation, AR), and `beta` times the mean square of their change from one time step to the next
+    /// (temporal activation regularisation, TAR).
     ///
-    /// TAR is omitted for a batch of a single row, as in fastai, and for a single time step, for which fastai's is NaN.
+    /// TAR is left out for a batch of a single row, as in fastai, and for a single time step, where fastai's is NaN.
     ///
     /// ```
     /// use brigade_models::RnnOutputs;
@@ -175,7 +176,7 @@ impl RnnOutputs {
     /// ```
     ///
     /// # Errors
-    /// Returns libtorch's error for outputs that do not have three dimensions.
+    /// Returns an error of libtorch for outputs that do not have three dimensions.
     pub fn regularization(&self, alpha: f64, beta: f64) -> Result<Tensor> {
         let kind = match self.dropped.kind() {
             Kind::Double => Kind::Double,

@@ -1,4 +1,4 @@
-//! Encoders and pretrained language models in fastai's file formats.
+//! Loading and saving of encoders and pretrained language models in fastai's format.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -11,12 +11,12 @@ use tch::Tensor;
 use super::AwdLstm;
 use crate::pretrained::read_state_dict;
 
-/// Model with an AWD-LSTM, whose weights can come from another model.
+/// A model that contains an AWD-LSTM encoder, which can be loaded from the file of another model.
 pub trait AwdLstmModel {
     /// Returns the model's encoder.
     fn encoder(&self) -> &AwdLstm;
 
-    /// Returns the full name of the decoder, which has a row for each word, if there is one.
+    /// Returns the full name of the decoder, which has a row for each token. `None` if there is no decoder.
     fn decoder(&self) -> Option<String>;
 }
 
@@ -30,8 +30,8 @@ impl AwdLstmModel for AwdLstm {
     }
 }
 
-/// Writes the encoder of a language model or of a classifier, without the layers after it, as fastai's `save_encoder`
-/// does: a `.pth` file that `learn.load_encoder` can read, or safetensors if the file's name has that extension.
+/// Writes the weights of the encoder of a language model or of a classifier, like fastai's `save_encoder`: to a `.pth`
+/// file for `learn.load_encoder`, or to safetensors if the file has that extension.
 ///
 /// ```
 /// use brigade_models::{
@@ -59,7 +59,7 @@ pub fn save_encoder<M: AwdLstmModel>(model: &Model<M>, file: impl AsRef<Path>) -
     write_encoder(&encoder_state(&model.state_dict(), model.module().encoder().name())?, file)
 }
 
-/// Writes the result of [`encoder_state`], as [`save_encoder`] does.
+/// Writes an encoder's state dictionary, from [`encoder_state`], to a file, like [`save_encoder`].
 ///
 /// # Errors
 /// Returns the errors of [`weights::save`].
@@ -72,13 +72,13 @@ pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
     }
 }
 
-/// Reads an encoder that [`save_encoder`] or fastai's `save_encoder` wrote into the model, and leaves the layers after
-/// it unchanged. Returns the number of loaded names. Unlike in fastai, the encoder is not frozen; the Learner does
-/// that.
+/// Loads an encoder that [`save_encoder`] or fastai's `save_encoder` wrote into the model; the other layers stay
+/// unchanged. Returns the number of names that were loaded. It does not freeze the encoder, unlike fastai's method; the
+/// Learner does that.
 ///
 /// # Errors
 /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] if the encoder differs in a name
-/// or a shape: nothing was changed.
+/// or a shape, with nothing changed.
 pub fn load_encoder<M: AwdLstmModel>(
     model: &mut Model<M>,
     file: impl AsRef<Path>,
@@ -90,7 +90,7 @@ pub fn load_encoder<M: AwdLstmModel>(
     Ok(loaded)
 }
 
-/// Reads an encoder's values, for [`with_encoder`].
+/// Reads an encoder's state dictionary from a file, for [`with_encoder`].
 ///
 /// # Errors
 /// Returns the errors of [`weights::load`].
@@ -98,10 +98,10 @@ pub fn read_encoder(file: impl AsRef<Path>) -> Result<StateDict> {
     read_state_dict(file.as_ref())
 }
 
-/// Extracts the encoder with the full name `encoder` from a whole model's state dictionary.
+/// Returns the state dictionary of the encoder with the full name `encoder`, from that of the whole model.
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] if no tensor has that prefix.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] if there is nothing of that name.
 pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
     let mut state = StateDict::new();
     for (name, tensor) in whole.iter() {
@@ -116,11 +116,12 @@ pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
     }
 }
 
-/// Replaces the encoder with the full name `encoder` in a whole model's state dictionary. [`Model::load_state_dict`]
-/// then loads the result, or reports what does not match.
+/// Replaces the encoder with the full name `encoder` in a whole model's state dictionary, for
+/// [`Model::load_state_dict`], which checks that names and shapes match.
 ///
 /// # Errors
-/// [`brigade_nn::ModelError::DuplicateName`], which cannot happen for dictionaries of models and files.
+/// [`brigade_nn::ModelError::DuplicateName`] for a name that occurs twice, which is not possible with dictionaries of
+/// models and files.
 pub fn with_encoder(whole: &StateDict, encoder: &str, values: &StateDict) -> Result<StateDict> {
     let mut placed = StateDict::new();
     for (name, tensor) in without_copies(values) {
@@ -130,8 +131,8 @@ pub fn with_encoder(whole: &StateDict, encoder: &str, values: &StateDict) -> Res
     replaced(whole, placed, |name| below(encoder, name).is_some())
 }
 
-/// A language model's weights with the words of its rows: fastai's pretrained `.pth` file with the vocabulary of the
-/// `.pkl` file beside it.
+/// A pretrained language model's weights with their vocabulary: fastai's `.pth` file with the tokens of the `.pkl` file
+/// beside it.
 ///
 /// ```
 /// use brigade_models::{AwdLstmOptions, LanguageModel, LanguageModelOptions, PretrainedLanguageModel};
@@ -161,13 +162,13 @@ pub struct PretrainedLanguageModel {
 /// Report of [`PretrainedLanguageModel::load_into`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EmbeddingReport {
-    /// Number of names with values from the file.
+    /// Number of names that were loaded from the file.
     pub loaded: usize,
     /// Number of tokens of the new vocabulary that the old one has.
     pub known: usize,
     /// Tokens that the old vocabulary lacks, whose embedding is the mean of all rows.
     pub unknown: Vec<String>,
-    /// Names of the file that the model lacks, such as the decoder's for a classifier.
+    /// Names of the file that the model lacks, such as the decoder for a classifier.
     pub unused: Vec<String>,
 }
 
@@ -178,11 +179,11 @@ const DECODER_WEIGHT: &str = "1.decoder.weight";
 const DECODER_BIAS: &str = "1.decoder.bias";
 
 impl PretrainedLanguageModel {
-    /// Creates pretrained weights from a language model's state dictionary, and the word of each row.
+    /// Creates it from a language model's state dictionary, and the token of each row.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the number of rows differs from that of the words, or the
-    /// embedding is missing.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the numbers of rows and tokens differ, or the embedding is
+    /// missing.
     pub fn new(state: StateDict, vocabulary: Vec<String>) -> Result<Self> {
         let rows = |name: &str| state.get(name).and_then(|tensor| tensor.size().first().copied());
         if state.get(WORDS).is_none_or(|table| table.dim() != 2) {
@@ -208,7 +209,7 @@ impl PretrainedLanguageModel {
         Ok(Self { state, vocabulary })
     }
 
-    /// Reads the weights: a `.pth` file of fastai, also with an optimizer beside the model, or safetensors.
+    /// Reads the weights from a `.pth` file of fastai, which may also contain an optimizer, or from safetensors.
     ///
     /// # Errors
     /// Returns the errors of [`weights::load`] and of [`PretrainedLanguageModel::new`].
@@ -216,11 +217,11 @@ impl PretrainedLanguageModel {
         Self::new(read_state_dict(file.as_ref())?, vocabulary)
     }
 
-    /// Returns the weights with rows for another vocabulary: each word has the row of its token, or the mean of all
-    /// rows if the old vocabulary lacks it (fastai's `match_embeds`). The report lists the latter.
+    /// Returns the weights with rows for another vocabulary: for each token its row, or the mean of all rows if the old
+    /// vocabulary lacks the token (fastai's `match_embeds`). The report lists the latter.
     ///
     /// # Errors
-    /// Returns libtorch's error if memory runs out.
+    /// Returns an error of libtorch if memory runs out.
     pub fn matched(&self, vocabulary: &[String]) -> Result<(StateDict, EmbeddingReport)> {
         // For a token that occurs twice, as padding does, the last row is used, as in fastai.
         let old: HashMap<&str, i64> =
@@ -257,12 +258,12 @@ impl PretrainedLanguageModel {
         Ok((state, report))
     }
 
-    /// Loads the weights into a model with this vocabulary: all of them into a language model, only the encoder into a
-    /// classifier. Names have to match, whereas fastai copies by position.
+    /// Loads the weights into a model with this vocabulary: all of them into a language model, those of the encoder
+    /// into a classifier. Names have to match; fastai copies by position, whatever the names are.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the vocabulary is not the model's, and
-    /// [`brigade_nn::ModelError::Mismatch`] if weights do not match: nothing was changed.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the vocabulary does not have the model's size, and
+    /// [`brigade_nn::ModelError::Mismatch`] if weights do not match, with nothing changed.
     pub fn load_into<M: AwdLstmModel>(
         &self,
         model: &mut Model<M>,

@@ -18,12 +18,11 @@ use ureq::{Agent, Body};
 
 use super::{WEIGHTS, cached};
 
-/// Downloads files of models from the Hugging Face hub, each once, into the cache that Hugging Face's own
-/// tools use.
+/// Client of the Hugging Face hub: downloads files of models, each once, into the cache of Hugging Face's own tools.
 ///
-/// A file gets its final name only when it is complete and has the SHA-256 that the hub reports. If the hub cannot be
-/// reached, the file of the last download is used. Several processes may download at the same time; to download once
-/// per host, let one process go first, as `Processes::local_main_process_first` does.
+/// A file is renamed to its name when it is complete and its SHA-256 equals that of the hub. If the hub cannot be
+/// reached, the file of the last download is used. Several processes may download at the same time; let one process of
+/// each host go first, for example by `Processes::local_main_process_first`.
 ///
 /// ```no_run
 /// use brigade_models::{Hub, Pretrained, ResNet};
@@ -47,7 +46,7 @@ pub struct Hub {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The hub has no such model, or it is hidden from this user.
+    /// The hub has no such model, or the user has no access to it.
     #[error(
         "the hub has no model {repository}, or this user has no access to it; check the name, and for a \
          private model set HF_TOKEN"
@@ -72,7 +71,7 @@ pub enum HubError {
         repository: String,
         /// Name of the missing file.
         file: String,
-        /// The branch, tag or commit.
+        /// Branch, tag or commit that was requested.
         revision: String,
     },
     /// The hub cannot be reached, or its response is not the requested file.
@@ -99,12 +98,12 @@ pub enum HubError {
     /// The cache cannot be written.
     #[error("cannot write {}: {cause}", path.display())]
     Write {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Error of the operating system.
         cause: io::Error,
     },
-    /// A name, a variable or a revision that cannot be used.
+    /// A name, an environment variable or a revision is invalid.
     #[error("{0}")]
     InvalidArgument(String),
 }
@@ -136,10 +135,10 @@ struct Head {
 
 impl Hub {
     /// Creates a client from the environment variables of Hugging Face's tools: `HF_ENDPOINT`, `HF_TOKEN`,
-    /// `HF_HUB_OFFLINE`, and for the cache `HF_HUB_CACHE` or `HF_HOME`.
+    /// `HF_HUB_OFFLINE`, and `HF_HUB_CACHE` or `HF_HOME` for the cache.
     ///
     /// # Errors
-    /// The folder of the cache cannot be determined.
+    /// Fails if there is no folder for the cache.
     pub fn from_env() -> Result<Self> {
         let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
         let cache = hub_cache::folder().ok_or_else(|| {
@@ -175,22 +174,22 @@ impl Hub {
         self
     }
 
-    /// Sets the branch, tag or commit. Defaults to `main`. With a commit, the weights can never change.
+    /// Sets the branch, tag or commit. Defaults to `main`. With a commit the weights never change.
     #[must_use]
     pub fn revision(mut self, revision: impl Into<String>) -> Self {
         self.revision = revision.into();
         self
     }
 
-    /// Sets the user's token, which is sent only to the hub.
+    /// Sets the user's access token, which is sent only to the hub.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// Returns the path of a model's weights, `model.safetensors` or `pytorch_model.bin`. Downloads them if they are
-    /// not in the cache.
+    /// Returns the path of a model's weights, `model.safetensors` or `pytorch_model.bin`, and downloads them if they
+    /// are not in the cache.
     ///
     /// # Errors
     /// Returns the same errors as [`file`](Self::file).
@@ -202,10 +201,10 @@ impl Hub {
         }
     }
 
-    /// Returns the path of a file of a model. Downloads it if it is not in the cache.
+    /// Returns the path of a file of a model, and downloads it if it is not in the cache.
     ///
     /// # Errors
-    /// The hub does not have the file or cannot be reached, the download differs from the hub's metadata, or the cache
+    /// Fails if the hub does not have the file or cannot be reached, the response has another checksum, or the cache
     /// cannot be written.
     pub fn file(&self, repository: &str, file: &str) -> Result<PathBuf> {
         check_path("the name of a model", repository)?;

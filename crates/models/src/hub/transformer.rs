@@ -10,9 +10,9 @@ use super::{Hub, HubError};
 const TOKENIZER: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"];
 
 impl Hub {
-    /// Returns the folder in the cache with a transformer's `config.json`, its weights, in parts or not, and its
-    /// tokenizer's files where there are some, downloaded where they are not there: for
-    /// [`Transformer::from_pretrained`](crate::Transformer::from_pretrained). All are of one commit.
+    /// Returns the cache folder with a transformer's `config.json`, its weights in one or more files, and its
+    /// tokenizer's files if there are any, for [`Transformer::from_pretrained`](crate::Transformer::from_pretrained).
+    /// Downloads those that are not in the cache. All files are of one commit.
     ///
     /// ```no_run
     /// use brigade_models::{Gpt2LmHead, Hub, Transformer};
@@ -23,7 +23,7 @@ impl Hub {
     /// ```
     ///
     /// # Errors
-    /// Returns the same errors as [`Hub::file`]; an index of parts that cannot be read.
+    /// Returns the same errors as [`Hub::file`], and fails if the index of the weights cannot be read.
     pub fn transformer(&self, repository: &str) -> Result<PathBuf, HubError> {
         let config = self.file(repository, "config.json")?;
         let folder = config.parent().map(PathBuf::from).unwrap_or_default();

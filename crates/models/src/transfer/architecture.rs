@@ -1,4 +1,4 @@
-//! Architectures whose body a transfer model can have.
+//! Architectures whose bodies can be used for transfer learning.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
     resnet,
 };
 
-/// Architecture of the body of a [`crate::TransferModel`]. It can be parsed from its name.
+/// An architecture whose body can be used in a [`crate::TransferModel`]. It can be parsed from its name.
 ///
 /// ```
 /// use brigade_models::Architecture;
@@ -30,7 +30,7 @@ pub enum Architecture {
     /// torchvision's residual networks. The body has the names of fastai's `create_body`, such as `0.4.0.conv1` for
     /// `layer1.0.conv1`.
     ResNet(ResNetOptions),
-    /// timm's residual networks. The body has timm's names below `0.model`, as in fastai for the name of a timm
+    /// timm's residual networks: the body has timm's names below `0.model`, as in fastai for the name of a timm
     /// architecture.
     TimmResNet(ResNetOptions),
     /// fastai's own residual networks, with their names below `0`.

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention, and its masks.
+//! Scaled dot-product attention and its masks.
 
 use brigade_nn::{ContextPart, ContextRegion, Divided, ParamPath, TensorRegion};
 use brigade_torch::{AttentionOptions, Result};

@@ -1,4 +1,4 @@
-//! BERT, compatible with transformers.
+//! BERT, after Hugging Face's transformers.
 
 mod heads;
 mod layer;
@@ -24,7 +24,7 @@ use super::context::Context;
 use super::{ProblemType, Tokens, Transformer, full_name, init};
 use crate::Activation;
 
-/// Sizes of a [`Bert`], under the names of transformers' `BertConfig`. The defaults are those of `bert-base-uncased`.
+/// Options of a [`Bert`], under the names of transformers' `BertConfig`. The defaults are those of `bert-base-uncased`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BertOptions {
@@ -62,11 +62,11 @@ pub struct BertOptions {
     pub problem_type: Option<ProblemType>,
     /// Ties the masked language model's head to the embedding. Defaults to `true`.
     pub tie_word_embeddings: bool,
-    /// Class names of a classifier. Defaults to two classes. In `config.json` they are `id2label`.
+    /// Names of the classes of a classifier (`id2label` in `config.json`). Defaults to two classes.
     #[serde(skip)]
     pub labels: Vec<String>,
-    /// Gradient checkpointing: computes each layer again in the backward instead of keeping its activations. Not in
-    /// `config.json`. Defaults to `false`.
+    /// `true` for gradient checkpointing: the activations of each layer are computed again in the backward instead of
+    /// being kept. Not in `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
@@ -101,7 +101,7 @@ impl Default for BertOptions {
 }
 
 impl BertOptions {
-    /// Sets the number of classes, called `LABEL_0` and so on (`num_labels`).
+    /// Sets the number of classes, which are named `LABEL_0` and so on (`num_labels`).
     #[must_use]
     pub fn with_classes(self, classes: usize) -> Self {
         Self { labels: numbered(classes), ..self }
@@ -165,8 +165,7 @@ fn labels(names: Option<Value>, number: Option<Value>) -> Result<Vec<String>, Co
 
 /// BERT without a head (Devlin et al., 2018): from [`Tokens`] to hidden states `[batch, tokens, hidden_size]`.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertModel`, including the
-/// pooler.
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertModel`, including the pooler.
 #[derive(Debug)]
 pub struct Bert {
     word_embeddings: Embedding,
@@ -252,11 +251,11 @@ impl Bert {
         Ok(seen)
     }
 
-    /// Computes `pooler_output` `[batch, hidden_size]` of hidden states `[batch, tokens, hidden_size]`: those of the
-    /// first token, after a linear layer and tanh if the model has a pooler.
+    /// Computes `pooler_output` `[batch, hidden_size]` from hidden states `[batch, tokens, hidden_size]`: those of the
+    /// first token, with a linear layer and tanh if the model has a pooler.
     ///
     /// # Errors
-    /// Returns the errors of libtorch.
+    /// Returns an error of libtorch.
     pub fn pooled(&self, hidden: &Tensor) -> Result<Tensor> {
         let first = hidden.f_select(1, 0)?;
         match &self.pooler {

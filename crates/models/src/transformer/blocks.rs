@@ -1,4 +1,4 @@
-//! A sequence of equal blocks, whose activations are kept for the backward or computed again.
+//! Sequences of equal blocks, with or without gradient checkpointing.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::cache::LayerCache;
 
 /// Layer of a transformer.
 pub(super) trait Block: Send + 'static {
-    /// Maps hidden states `[batch, tokens, width]` to the next ones.
+    /// From hidden states `[batch, tokens, width]` to the next ones.
     fn forward(
         &self,
         hidden: &Tensor,

@@ -1,12 +1,12 @@
-//! Key-value cache of the tokens so far.
+//! The key-value cache.
 
 use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
-/// Key-value cache of a causal transformer, so that each further token costs only the computation for that token.
+/// Key-value cache of a causal transformer, so that a further token costs the work of one token.
 ///
-/// It belongs to one batch. Memory is allocated ahead: the capacity doubles when it is full, or is set at the start. It
-/// is for inference: keys and values are stored without gradients.
+/// It belongs to one batch. Its memory is allocated ahead: it is doubled when it is full, or allocated for a number of
+/// tokens from the start. It is for inference: no gradients flow through it.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, KeyValueCache};
@@ -33,20 +33,21 @@ pub struct KeyValueCache {
 }
 
 impl KeyValueCache {
-    /// Returns an empty cache that grows as needed.
+    /// Creates an empty cache, which grows when it is full.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns an empty cache that allocates memory for this many tokens when the first ones are added.
+    /// Creates an empty cache that allocates memory for `tokens` tokens when the first are added, and grows beyond
+    /// that.
     #[must_use]
     pub fn with_room(tokens: i64) -> Self {
         Self { room: tokens, ..Self::default() }
     }
 
-    /// Returns an empty cache that allocates memory for this many tokens when the first ones are added, and never more:
-    /// a further token is an error.
+    /// Creates an empty cache of fixed size: it allocates memory for `tokens` tokens when the first are added, and
+    /// further tokens are an error.
     ///
     /// ```
     /// use brigade_models::{CacheKind, Gpt2LmHead, Gpt2Options, KeyValueCache};
@@ -67,7 +68,7 @@ impl KeyValueCache {
         Self { room: tokens, is_fixed: true, ..Self::default() }
     }
 
-    /// Sets the storage format of keys and values, for a cache without tokens. Defaults to [`CacheKind::Computed`].
+    /// Sets the storage format of keys and values. The cache must be empty. Defaults to [`CacheKind::Computed`].
     #[must_use]
     pub fn kind(mut self, kind: CacheKind) -> Self {
         self.kind = kind;
@@ -86,18 +87,18 @@ impl KeyValueCache {
         self.len() == 0
     }
 
-    /// Removes all tokens and keeps the memory for another batch of the same size.
+    /// Removes all tokens and keeps the memory, for another batch of the same size.
     pub fn clear(&mut self) {
         for layer in &mut self.layers {
             layer.length = 0;
         }
     }
 
-    /// Replaces the keys and values of each text by those of the text with the index in `rows`, int64 `[texts]`: for
-    /// beams, and for several continuations of one text.
+    /// Replaces the keys and values of text `i` by those of text `rows[i]`, for beam search and for several
+    /// continuations of one text. `rows` is int64 `[texts]`.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] for an index out of range, or when memory runs out.
+    /// [`brigade_torch::ErrorKind::Tensor`] for an index that is out of range, or if memory runs out.
     pub fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
         tch::no_grad(|| self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows)))
     }
@@ -119,8 +120,8 @@ pub enum CacheKind {
     Computed,
     /// Element type bfloat16: half of the memory of float32, with 8 bits of precision.
     Bf16,
-    /// 8-bit integers with a float32 scale for each token and head: a value differs by at most 1/254 of the largest one
-    /// of its token and head.
+    /// Integers of 8 bits with a float32 scale for each token and head: the error of a value is at most 1/254 of the
+    /// largest one of its token and head.
     Int8,
 }
 

@@ -14,17 +14,17 @@ use super::head::LanguageHead;
 use super::loss::{IGNORED_LABEL, TokenLoss, shifted};
 use super::{CacheKind, CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
 
-/// Transformer body whose last hidden states are the input of a language head: [`Gpt2`](crate::Gpt2),
+/// A transformer whose last hidden states are the input of a language model's head: [`Gpt2`](crate::Gpt2),
 /// [`Llama`](crate::Llama), or a user-defined one.
 pub trait CausalBody: Transformer + LayerGroups {
     /// Name of the model with its head in transformers.
     const LANGUAGE_MODEL: &'static str;
 
-    /// Computes the normalised output of the last layer for the tokens that follow those in the cache; the input of
-    /// each layer is appended to `seen`.
+    /// Computes the normalised output of the last layer for the tokens that follow those in the cache. `seen` is called
+    /// with the input of each layer.
     ///
     /// # Errors
-    /// Returns libtorch's errors, and errors for ids and masks of other shapes, and for more tokens than positions.
+    /// Fails for ids and masks of other shapes, and for more tokens than positions. Also returns errors of libtorch.
     fn run(
         &self,
         tokens: Tokens<'_>,
@@ -32,8 +32,8 @@ pub trait CausalBody: Transformer + LayerGroups {
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor>;
 
-    /// Computes the normalised output of the last layer for this rank's tokens, and returns which they are. Defaults to all
-    /// tokens, on every rank.
+    /// Computes the normalised output of the last layer for this rank's tokens, and returns it with their positions.
+    /// Defaults to all tokens, on every rank.
     ///
     /// # Errors
     /// Returns the errors of [`CausalBody::run`].
@@ -43,8 +43,8 @@ pub trait CausalBody: Transformer + LayerGroups {
         Ok((hidden, ContextRegion::default().part(length, true)))
     }
 
-    /// Runs a part of the body as [`CausalBody::run_part`] does, and also returns an additional loss of the body, such
-    /// as that of routers, which is added to the mean loss of labels. Defaults to none.
+    /// Runs a part of the body like [`CausalBody::run_part`], and also returns an auxiliary loss that is added to the
+    /// mean loss of labels, such as that of routers. Defaults to none.
     ///
     /// # Errors
     /// Returns the errors of [`CausalBody::run_part`].
@@ -56,7 +56,7 @@ pub trait CausalBody: Transformer + LayerGroups {
         Ok((hidden, part, None))
     }
 
-    /// Returns the number of positions, where the body has weights for each. Defaults to `None`.
+    /// Returns the maximum number of positions, if the body has weights for each position. Defaults to `None`.
     fn max_tokens(&self) -> Option<i64> {
         None
     }
@@ -64,17 +64,18 @@ pub trait CausalBody: Transformer + LayerGroups {
     /// Returns the shape `[vocabulary, width]` of the head's weight.
     fn head_shape(&self) -> [i64; 2];
 
-    /// Returns the standard deviation of the head's first weight.
+    /// Returns the standard deviation of the head's initial weights.
     fn initializer_range(&self) -> f64;
 
-    /// Returns the embedding where the head has its weight.
+    /// Returns the embedding to which the head's weight is tied, or `None` if it is not tied.
     fn tied_embedding(&self) -> Option<&Embedding>;
 }
 
 /// A language model: from [`Tokens`] to logits `[batch, tokens, vocabulary]` of the next token.
 ///
-/// [`Gpt2LmHead`](crate::Gpt2LmHead) and [`LlamaForCausalLm`](crate::LlamaForCausalLm) are of this type. Parameter
-/// names, initial values (for a seed) and outputs are those of transformers.
+/// Its aliases are [`Gpt2LmHead`](crate::Gpt2LmHead), [`LlamaForCausalLm`](crate::LlamaForCausalLm) and
+/// [`MixtralForCausalLm`](crate::MixtralForCausalLm). Names, initial values (for a seed) and outputs are those of
+/// transformers.
 #[derive(Debug)]
 pub struct CausalLm<B> {
     body: B,
@@ -110,8 +111,8 @@ impl<B: CausalBody> CausalLm<B> {
         self.body.run(tokens.into(), None, None)
     }
 
-    /// Computes logits `[batch, tokens, vocabulary]`, or this rank's part of them if ranks divide the vocabulary: for
-    /// predictions and metrics without the logits of the whole vocabulary.
+    /// Computes logits `[batch, tokens, vocabulary]`. If the vocabulary is divided over ranks, they are those of this
+    /// rank's part, for predictions and metrics without the logits of the whole vocabulary.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -120,13 +121,13 @@ impl<B: CausalBody> CausalLm<B> {
         self.lm_head.logits(&part.gather(&hidden, 1)?)
     }
 
-    /// Computes the loss of labels `[batch, tokens]`, usually the ids with [`crate::IGNORED_LABEL`] at padding: the
-    /// same as [`crate::causal_lm_loss`] of the logits, without materialising all of them. An additional loss of the
-    /// body ([`CausalBody::run_part_with_loss`]) is added to the mean, that is, multiplied by the number of labels to
-    /// the sum.
+    /// Computes the loss for labels `[batch, tokens]`, usually the ids with [`crate::IGNORED_LABEL`] at padding. It is
+    /// that of [`crate::causal_lm_loss`], without storing all logits. An auxiliary loss of the body
+    /// ([`CausalBody::run_part_with_loss`]) is multiplied by the number of labels and added to the sum, so that it is
+    /// added to the mean.
     ///
     /// # Errors
-    /// Returns the errors of the forward, and an error for labels outside of the vocabulary.
+    /// Returns the errors of the forward, and fails for labels that are not in the vocabulary.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -142,10 +143,10 @@ impl<B: CausalBody> CausalLm<B> {
         loss.over(&part)
     }
 
-    /// Computes the logits of tokens that follow those in the cache, and adds them to it.
+    /// Computes the logits of tokens that follow those in the cache, and adds their keys and values to the cache.
     ///
     /// # Errors
-    /// Returns the errors of the forward, for GPT-2 also for more tokens than positions.
+    /// Returns the errors of the forward; for GPT-2 also an error for more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.lm_head.forward(&self.body.run(tokens, Some(cache), None)?)
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::Activation;
 
-/// Sizes of a transformer under the names of Hugging Face's `config.json`.
+/// Options of a transformer, under the names of Hugging Face's `config.json`.
 pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// The `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
@@ -26,7 +26,7 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// Reads the `config.json` of a folder.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// Returns a [`ConfigError`] if the file cannot be read or is not the config of such a transformer.
     fn from_folder(folder: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = folder.as_ref().join(CONFIG);
         let text = std::fs::read(&path)

@@ -1,4 +1,4 @@
-//! Context parallelism: the tokens of a batch that each rank computes.
+//! The tokens of a batch that a rank computes.
 
 use brigade_nn::{ContextPart, ContextRegion, ParamPath, Training};
 use brigade_torch::Result;

@@ -1,4 +1,4 @@
-//! Affine map of GPT-2.
+//! The linear layer of GPT-2, whose weight is transposed.
 
 use std::borrow::Borrow;
 

@@ -1,13 +1,13 @@
-//! Selection of the parameters with weight decay.
+//! Parameters with and without weight decay.
 
 use std::collections::HashSet;
 
 use brigade_nn::Model;
 
-/// Returns the names of the parameters that transformers' Trainer spares weight decay, in the model's order: those
-/// of normalisations, and biases.
+/// Returns the names of the parameters that transformers' Trainer exempts from weight decay, in the model's order:
+/// those of normalisations, and biases.
 ///
-/// A name with `bias`, `layernorm` or `rmsnorm` in it counts, and one with a part `norm` or `…_norm`, as in
+/// These are names that contain `bias`, `layernorm` or `rmsnorm`, or have a component `norm` or `…_norm`, as in
 /// `Trainer.get_decay_parameter_names`.
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! Text generation with a causal model, token by token.
+//! Text generation with causal language models.
 
 mod beam_search;
 mod reader;
@@ -21,8 +21,8 @@ use super::{CacheKind, Tokens, VocabularyLogits};
 
 /// A model that predicts the next token from the tokens before it, for [`GenerationOptions`].
 ///
-/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] implement it. A model of your own keeps in its state the data
-/// that it needs of the tokens so far: keys and values, the hidden state of an LSTM, or the tokens themselves.
+/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] implement it. The state of a user-defined model contains what
+/// the model needs of earlier tokens: keys and values, the hidden state of an LSTM, or the tokens themselves.
 ///
 /// ```
 /// use brigade_models::{CausalModel, GenerationOptions, Tokens};
@@ -50,17 +50,17 @@ use super::{CacheKind, Tokens, VocabularyLogits};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait CausalModel {
-    /// State that the model keeps of the tokens so far.
+    /// Type of the model's state, which represents the tokens so far.
     type State;
 
-    /// Returns the state before the first token, with room for this many tokens in all.
+    /// Returns the state before the first token, with capacity for `tokens` tokens in total.
     fn start(&self, tokens: i64) -> Self::State;
 
-    /// Returns the state before the first token, with this storage format of keys and values. Defaults to
-    /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for others.
+    /// Returns the state before the first token, with a storage format for keys and values. Defaults to
+    /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for other formats.
     ///
     /// # Errors
-    /// The model's state does not support the format.
+    /// Fails for a format that the model's state does not support.
     fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<Self::State> {
         match kind {
             CacheKind::Computed => Ok(self.start(tokens)),
@@ -77,13 +77,13 @@ pub trait CausalModel {
     /// Returns the errors of the model.
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut Self::State) -> Result<Tensor>;
 
-    /// Returns the maximum number of tokens in a text, without padding. Defaults to `None`: no limit.
+    /// Returns the maximum number of tokens of a text, without padding. Defaults to `None`: no limit.
     fn max_tokens(&self) -> Option<i64> {
         None
     }
 
-    /// Computes the same logits as [`CausalModel::next_logits`], or this rank's part of them if ranks divide the
-    /// vocabulary. Defaults to [`CausalModel::next_logits`].
+    /// Computes the logits like [`CausalModel::next_logits`], but only those of this rank's part if the vocabulary is
+    /// divided over ranks. Defaults to [`CausalModel::next_logits`].
     ///
     /// # Errors
     /// Returns the errors of the model.
@@ -95,11 +95,12 @@ pub trait CausalModel {
         Ok(self.next_logits(tokens, state)?.into())
     }
 
-    /// Replaces the state of each text by that of the text with the index in `rows`, int64 `[texts]` on the device of
-    /// the tokens. An index may occur several times, so that several continuations share the computation of one prompt.
+    /// Replaces the state of text `i` by that of text `rows[i]`. `rows` is int64 `[texts]` on the device of the tokens;
+    /// an index may occur several times, so that several continuations share the computation of one prompt.
     ///
     /// # Errors
-    /// Returns the errors of the model. Defaults to an error, for models that generate one continuation of each text.
+    /// Returns the errors of the model. The default implementation returns an error, for a model that generates one
+    /// continuation of each text.
     fn select_rows(&self, state: &mut Self::State, rows: &Tensor) -> Result<()> {
         let _ = state;
         Err(refused(format!(
@@ -142,9 +143,9 @@ impl<M: CausalModel> CausalModel for Model<M> {
     }
 }
 
-/// A causal model made from a closure that computes the logits `[batch, vocabulary]` of the next token from all tokens
-/// so far. Nothing is cached: each token costs a forward over the whole text. For models whose forward is more than a
-/// call, such as one whose stages are on several ranks.
+/// A causal model from a closure that computes the logits `[batch, vocabulary]` of the next token from all tokens so
+/// far, without a cache: each token costs a forward over the whole text. For models with a special forward, such as one
+/// whose stages are on several ranks.
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, UncachedModel};
@@ -170,7 +171,7 @@ pub struct SeenTokens {
 }
 
 impl<F: Fn(Tokens<'_>) -> Result<Tensor>> UncachedModel<F> {
-    /// Creates a model from a closure.
+    /// Creates the model from a closure.
     pub fn new(next_logits: F) -> Self {
         Self(next_logits)
     }
@@ -211,9 +212,9 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 /// Options of text generation: decoding method, sampling and stop conditions, under the names of transformers'
 /// `GenerationConfig`.
 ///
-/// Steps are applied in transformers' order: repetition penalty, repeated n-grams, bad words, minimum number of tokens,
-/// forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. Dropout is active in a model in training:
-/// call [`Model::eval`] before.
+/// Logits are processed in transformers' order: repetition penalty, repeated n-grams, bad words, minimum number of
+/// tokens, forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. Call [`Model::eval`] before, because
+/// dropout is active in a model in training mode.
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options};
@@ -241,9 +242,9 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 pub struct GenerationOptions {
     /// Maximum number of tokens to generate. Defaults to 20.
     pub max_new_tokens: i64,
-    /// Maximum length of a text in tokens, including the prompt, if that is the stricter limit. Defaults to none.
+    /// Maximum length of a text in tokens, including the prompt, in addition to `max_new_tokens`. Defaults to none.
     pub max_length: Option<i64>,
-    /// Samples tokens by their probabilities, instead of taking the most probable one. Defaults to `false`.
+    /// `true` to draw tokens by their probabilities, `false` to take the most probable one. Defaults to `false`.
     pub do_sample: bool,
     /// Sampling temperature: the divisor of the logits. Below 1 probable tokens become more probable. Defaults to 1.
     pub temperature: f64,
@@ -266,21 +267,21 @@ pub struct GenerationOptions {
     pub seed: Option<u64>,
     /// Minimum number of generated tokens before a text may end with one of `eos_token_id`. Defaults to 0.
     pub min_new_tokens: i64,
-    /// Length of the n-grams that no text may contain twice, or 0 for no such rule. Defaults to 0.
+    /// Length of the n-grams of tokens that must not occur twice in a text, or 0 to allow repetition. Defaults to 0.
     pub no_repeat_ngram_size: usize,
-    /// Sequences of tokens that must not be generated. To suppress the end of a text, use `min_new_tokens`.
+    /// Sequences of tokens that are never generated. To suppress the end of a text use `min_new_tokens`.
     pub bad_words_ids: Vec<Vec<i64>>,
-    /// Ids of the tokens that must not be generated.
+    /// Ids of tokens that are never generated.
     pub suppress_tokens: Vec<i64>,
-    /// Ids of the tokens that must not be generated first.
+    /// Ids of tokens that are never generated as the first token.
     pub begin_suppress_tokens: Vec<i64>,
-    /// Ids of the tokens of which one is generated last if a text reaches its maximum length.
+    /// Ids of tokens of which one is generated as the last token of a text that reaches the maximum length.
     pub forced_eos_token_id: Vec<i64>,
-    /// Strings that end a text: the token that completes one is the last. Stop strings need a decoder:
+    /// Strings that end a text: generation stops with the token that completes one. They need a decoder:
     /// [`GeneratedTokens::decoded_by`].
     pub stop_strings: Vec<String>,
-    /// Number of continuations of each text, which are adjacent in the result. More than one needs `do_sample` or at
-    /// least as many beams. The prompt is computed once. Defaults to 1.
+    /// Number of continuations of each text, which follow each other in the result. More than one needs `do_sample` or
+    /// at least as many beams. The prompt is computed once. Defaults to 1.
     pub num_return_sequences: i64,
     /// Number of beams: continuations of each text that a beam search keeps. Defaults to 1: no beam search.
     pub num_beams: i64,
@@ -289,15 +290,14 @@ pub struct GenerationOptions {
     pub length_penalty: f64,
     /// Stop condition of a text's beam search. Defaults to [`EarlyStopping::Heuristic`].
     pub early_stopping: EarlyStopping,
-    /// Number of groups of beams. The groups are searched one after the other, and `diversity_penalty` keeps them
-    /// different. Defaults to 1.
+    /// Number of groups of beams, which are searched one after the other and differ because of `diversity_penalty`.
+    /// Defaults to 1.
     pub num_beam_groups: i64,
-    /// Penalty on the log probability of a token for each beam of an earlier group that has taken it in the same step.
-    /// Defaults to 0.
+    /// Penalty that is subtracted from the log probability of a token for each beam of an earlier group that has chosen
+    /// it in the same step. Defaults to 0.
     pub diversity_penalty: f64,
-    /// Maximum number of prompt tokens that are computed at once (chunked prefill), which bounds the memory of
-    /// activations. Sums in attention are grouped differently, so logits can differ in the last bits. Defaults to all
-    /// tokens at once.
+    /// Number of prompt tokens that are computed at once (chunked prefill), which limits the memory of activations.
+    /// Sums in attention are grouped differently, so that logits can differ in the last bits. Defaults to all.
     pub prefill_chunk: Option<i64>,
     /// Storage format of the key-value cache. Memory for all tokens is allocated at the start. Defaults to
     /// [`CacheKind::Computed`].
@@ -338,12 +338,12 @@ impl Default for GenerationOptions {
 }
 
 impl GenerationOptions {
-    /// Generates continuations of the ids `[batch, tokens]`. Returns prompts and continuations, `[batch, tokens +
-    /// new]`. Texts of unequal lengths are padded on the left, with an attention mask `[batch, tokens]` that is 0 at
-    /// padding.
+    /// Continues the texts with the ids `[batch, tokens]`, and returns the ids with the generated ones, `[batch,
+    /// tokens + new]`. Texts of unequal lengths must be padded on the left, with an attention mask `[batch, tokens]`
+    /// that is 0 for padding.
     ///
     /// # Errors
-    /// Returns the same errors as [`GenerationOptions::stream`], and the model's.
+    /// Returns the same errors as [`GenerationOptions::stream`], and those of the model.
     pub fn generate<M: CausalModel>(
         &self,
         model: &M,
@@ -356,11 +356,11 @@ impl GenerationOptions {
         self.stream(model, ids, attention_mask)?.finish()
     }
 
-    /// Generates continuations of the ids `[batch, tokens]` lazily: each item of the iterator is the next token of each
+    /// Returns an iterator that continues the texts with the ids `[batch, tokens]`. Each item is the next token of each
     /// text.
     ///
     /// # Errors
-    /// Options are out of range, there are several beams or no ids, or padding is not on the left.
+    /// Fails for options that are out of range, for several beams, without ids, or for padding that is not on the left.
     pub fn stream<'m, M: CausalModel>(
         &self,
         model: &'m M,
@@ -394,7 +394,7 @@ impl GenerationOptions {
         })
     }
 
-    /// Pads texts of unequal lengths on the left: returns ids `[texts, tokens]` and an attention mask of the same
+    /// Returns texts of unequal lengths as ids `[texts, tokens]`, padded on the left, and an attention mask of the same
     /// shape, for [`GenerationOptions::generate`], [`GenerationOptions::stream`] and
     /// [`GenerationOptions::beam_search`].
     ///
@@ -410,7 +410,7 @@ impl GenerationOptions {
     /// ```
     ///
     /// # Errors
-    /// A text has no tokens, or there are no texts.
+    /// Fails for a text without tokens, or without texts.
     pub fn padded(&self, texts: &[Vec<i64>], device: Device) -> Result<(Tensor, Tensor)> {
         if let Some(empty) = texts.iter().position(Vec::is_empty) {
             return Err(refused(format!("text {empty} has no token to continue from")));
@@ -501,7 +501,7 @@ impl GenerationOptions {
 
 /// Iterator over generated tokens: each item is the next token of each text of the batch.
 ///
-/// It ends when all texts have ended or have their maximum length, and after an error.
+/// It ends when all texts have ended or reached their maximum length, and after an error.
 pub struct GeneratedTokens<'m, M: CausalModel> {
     reader: Reader<'m, M>,
     options: GenerationOptions,
@@ -524,7 +524,7 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         &self.ids
     }
 
-    /// Returns the same ids as [`GeneratedTokens::ids`], by value.
+    /// Converts the iterator into the ids `[batch, tokens]` so far, including the prompt.
     pub fn into_ids(self) -> Tensor {
         self.ids
     }
@@ -534,7 +534,7 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         &self.rows
     }
 
-    /// Sets the decoder of tokens to text, for stop strings and [`GeneratedTokens::text`].
+    /// Sets the function that decodes tokens to text, for stop strings and [`GeneratedTokens::text`].
     ///
     /// ```
     /// # use brigade_models::{CausalModel, GenerationOptions, Tokens};
@@ -566,10 +566,10 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self
     }
 
-    /// Runs as many forwards on every rank as the rank with the longest text needs, so that ranks whose texts end
+    /// Makes every rank run as many forwards as the rank with the longest text needs, so that ranks whose texts end
     /// earlier do not block the others in a collective of a sharded model. The function is called before each forward
     /// with `true` if this rank needs it, and returns `true` if any rank does: a reduction over the ranks by the
-    /// maximum. Each rank calls the iterator until its end.
+    /// maximum. Each rank must iterate to the end.
     ///
     /// ```no_run
     /// # use brigade_models::{GenerationOptions, LlamaForCausalLm};
@@ -592,10 +592,10 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self
     }
 
-    /// Generates all remaining tokens, and returns the ids as [`GenerationOptions::generate`] does.
+    /// Generates all remaining tokens, and returns the ids like [`GenerationOptions::generate`].
     ///
     /// # Errors
-    /// Returns the errors of the model and of the decoder.
+    /// Returns the errors of the model and of the decoding function.
     pub fn finish(mut self) -> Result<Tensor> {
         for step in &mut self {
             step?;

@@ -1,4 +1,4 @@
-//! GPT-2, compatible with transformers.
+//! GPT-2, after Hugging Face's transformers.
 
 use std::borrow::Borrow;
 
@@ -23,7 +23,7 @@ use super::{KeyValueCache, Tokens, Transformer, config, full_name};
 use crate::Activation;
 use crate::init::{Redraw, redraw};
 
-/// Sizes of a [`Gpt2`], under the names of transformers' `GPT2Config`. The defaults are those of the small model with
+/// Options of a [`Gpt2`], under the names of transformers' `GPT2Config`. The defaults are those of the small model with
 /// 124 million parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -70,8 +70,8 @@ pub struct Gpt2Options {
     pub eos_token_id: Vec<i64>,
     /// Id of the padding token, if there is one.
     pub pad_token_id: Option<i64>,
-    /// Gradient checkpointing: computes each block again in the backward instead of keeping its activations. Not in
-    /// `config.json`. Defaults to `false`.
+    /// `true` for gradient checkpointing: the activations of each block are computed again in the backward instead of
+    /// being kept. Not in `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
@@ -121,7 +121,7 @@ impl TransformerOptions for Gpt2Options {
 
 /// GPT-2 without a head (Radford et al., 2019): from [`Tokens`] to hidden states `[batch, tokens, n_embd]`.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `GPT2Model`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `GPT2Model`.
 #[derive(Debug)]
 pub struct Gpt2 {
     wte: Embedding,
@@ -173,10 +173,11 @@ impl Gpt2 {
         Ok(seen)
     }
 
-    /// Computes the hidden states of tokens that follow those in the cache, and adds the tokens to it.
+    /// Computes the hidden states of tokens that follow those in the cache, and adds their keys and values to the
+    /// cache.
     ///
     /// # Errors
-    /// Returns the errors of the forward, for example for more tokens than positions.
+    /// Returns the errors of the forward, and fails for more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }
@@ -294,8 +295,8 @@ impl CausalBody for Gpt2 {
 
 /// GPT-2 as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head has
-/// the weight of the embedding.
+/// Names, initial values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head's weight is
+/// tied to the embedding.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options};

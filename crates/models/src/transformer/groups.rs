@@ -1,4 +1,4 @@
-//! Merging of layer groups.
+//! Joining of layer groups.
 
 /// Joins the groups between the first and the last into `parts` groups, in order and of nearly equal size: for example
 /// the layers of a transformer's [`param_groups`](brigade_nn::Model::param_groups) into thirds.

@@ -87,9 +87,8 @@ impl LanguageHead {
         })
     }
 
-    /// Computes the loss of labels `[…]` for hidden states `[…, width]` without materialising all logits: only those of
-    /// labels that count are computed, some at a time. If the vocabulary is divided, each rank computes its part, and
-    /// no logits are sent.
+    /// The loss of labels `[…]` for hidden states `[…, width]`, without all of the logits: those of labels that count
+    /// are computed, some at a time; of a divided vocabulary each rank computes its part, and no logits are sent.
     pub(super) fn loss(
         &self,
         hidden: &Tensor,

@@ -1,4 +1,4 @@
-//! Initial values of transformers' `_init_weights`.
+//! Initial values, as by transformers' `_init_weights`.
 
 use brigade_nn::{Embedding, Linear, ParamPath};
 

@@ -9,11 +9,11 @@ use super::causal_lm::{CausalBody, CausalLm};
 use super::loss::TokenLoss;
 use super::tokens::Tokens;
 
-/// Tokens with their labels: the input of a language model whose forward returns the loss, as in transformers with
-/// `labels=`. The logits of all tokens are never in memory at once.
+/// Tokens with their labels: the input of a language model whose forward returns the loss, like that of transformers
+/// with `labels=`. The logits of all tokens are never in memory together.
 ///
-/// A prepared model averages the gradients of computations in its forward; after [`CausalLm::loss`] and similar
-/// methods, called on the module inside, each rank would have its own gradients.
+/// A prepared model averages only the gradients of its own forward over the ranks. [`CausalLm::loss`] and similar
+/// methods of the inner module bypass that forward, so that each rank would keep its own gradients.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
@@ -32,15 +32,15 @@ use super::tokens::Tokens;
 pub struct Labelled<'a> {
     /// Input tokens of the model.
     pub tokens: Tokens<'a>,
-    /// Labels `[batch, tokens]` of int64, [`crate::IGNORED_LABEL`] for none. For a causal model usually the ids
-    /// themselves: each position predicts the label of the next one.
+    /// Labels `[batch, tokens]` of int64, with [`crate::IGNORED_LABEL`] for positions without a label. For a causal
+    /// model usually the ids themselves: each position predicts the label of the next.
     pub labels: &'a Tensor,
     /// Label smoothing: the share of each label that is spread over all tokens. Defaults to 0.
     pub smoothing: f64,
 }
 
 impl<'a> Labelled<'a> {
-    /// Creates an input from tokens and labels, without smoothing.
+    /// Creates an input from tokens and labels, without label smoothing.
     pub fn new(tokens: impl Into<Tokens<'a>>, labels: &'a Tensor) -> Self {
         Self { tokens: tokens.into(), labels, smoothing: 0.0 }
     }

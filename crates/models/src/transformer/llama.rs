@@ -1,4 +1,4 @@
-//! Llama, compatible with transformers.
+//! Llama, after Hugging Face's transformers.
 
 mod layer;
 pub(super) mod options;
@@ -23,9 +23,9 @@ use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
 
 /// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden states `[batch, tokens,
-/// hidden_size]`. It has rotary position embeddings and grouped-query attention.
+/// hidden_size]`. It has rotary position embeddings (RoPE) and grouped-query attention.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `LlamaModel`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `LlamaModel`.
 #[derive(Debug)]
 pub struct Llama {
     embed_tokens: Embedding,
@@ -92,7 +92,8 @@ impl Llama {
         Ok(seen)
     }
 
-    /// Computes the hidden states of tokens that follow those in the cache, and adds the tokens to it.
+    /// Computes the hidden states of tokens that follow those in the cache, and adds their keys and values to the
+    /// cache.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -196,7 +197,7 @@ impl CausalBody for Llama {
 
 /// Llama as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
 ///
 /// ```
 /// use brigade_models::{LlamaForCausalLm, LlamaOptions};

@@ -7,27 +7,27 @@ use brigade_torch::{
 };
 use tch::{Kind, Reduction, Tensor};
 
-/// Label that does not contribute to a loss: for padding, and for tokens that are not predicted.
+/// Label that is ignored by losses, for padding and for tokens that are not to be predicted.
 pub const IGNORED_LABEL: i64 = -100;
 
-/// A loss as a sum, and the number by which to divide it.
+/// A loss as a sum over labels, with their number.
 ///
-/// Means of batches with unequal numbers of labels do not add up to the mean over all; sums and counts do.
-/// [`TokenLoss::mean`] is the loss in transformers; with an Accelerator, `backward_weighted(&model, &loss.sum,
-/// &loss.count)` is exact over batches and ranks.
+/// Averaging the means of batches with unequal numbers of labels does not give the mean over all labels; adding sums
+/// and counts does. [`TokenLoss::mean`] is the loss of transformers. With an Accelerator, `backward_weighted(&model,
+/// &loss.sum, &loss.count)` is exact over batches and ranks.
 #[derive(Debug)]
 pub struct TokenLoss {
     /// Sum of the losses, a scalar tensor.
     pub sum: Tensor,
-    /// Number of labels in the sum: an int64 on the sum's device.
+    /// Number of labels in the sum: an int64 scalar on the sum's device.
     pub count: Tensor,
 }
 
 impl TokenLoss {
-    /// Returns the mean; NaN without a label.
+    /// Returns the mean loss per label, or NaN if there are no labels.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn mean(&self) -> Result<Tensor> {
         Ok(self.sum.f_div(&self.count)?)
     }
@@ -38,9 +38,9 @@ impl TokenLoss {
     }
 }
 
-/// Computes the cross-entropy of logits `[…, classes]` and labels `[…]`, as for masked language models and the
-/// classification of tokens. Labels of [`IGNORED_LABEL`] are ignored. The share `smoothing` of each label is spread
-/// over all classes.
+/// Computes the cross-entropy of logits `[…, classes]` and labels `[…]`, as for masked language models and token
+/// classification. Labels of [`IGNORED_LABEL`] are ignored. The share `smoothing` of each label is spread over all
+/// classes.
 ///
 /// ```
 /// use brigade_models::token_loss;
@@ -55,14 +55,14 @@ impl TokenLoss {
 /// ```
 ///
 /// # Errors
-/// Returns an error for shapes that do not match, and labels that are not classes.
+/// Fails for shapes that do not match, and for labels that are not classes.
 pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
     let found = cross_entropy(logits, labels, &summed(smoothing))?;
     Ok(TokenLoss { sum: found.loss, count: found.count })
 }
 
 /// Computes the loss of a causal language model from logits `[batch, tokens, classes]` and labels `[batch, tokens]`,
-/// usually the ids themselves: each position predicts the label of the next one.
+/// which are usually the ids themselves: each position predicts the label of the next.
 ///
 /// ```
 /// use brigade_models::causal_lm_loss;
@@ -94,8 +94,8 @@ pub enum ProblemType {
 }
 
 impl ProblemType {
-    /// Returns the problem type that transformers assumes without a setting: regression for one output, else one class
-    /// per text for labels of integers, and several classes for other labels.
+    /// Returns the problem type that transformers assumes by default: regression for a single output, otherwise a
+    /// single class for integer labels and any number of classes for others.
     #[must_use]
     pub fn of(outputs: i64, labels: Kind) -> Self {
         match (outputs, labels) {
@@ -106,8 +106,9 @@ impl ProblemType {
     }
 }
 
-/// Computes the loss of a text classifier from logits `[batch, outputs]`. Labels are `[batch]` of int64 for classes,
-/// and of the logits' shape otherwise, or `[batch]` for one number. `smoothing` is for classes only.
+/// Computes the loss of a text classifier from logits `[batch, outputs]`. Labels are `[batch]` of int64 for a single
+/// class, otherwise of the logits' shape, or `[batch]` for one regression target. `smoothing` applies to a single class
+/// only.
 ///
 /// ```
 /// use brigade_models::{ProblemType, sequence_loss};
@@ -158,8 +159,8 @@ pub fn sequence_loss(
     Ok(TokenLoss { sum, count })
 }
 
-/// Computes the loss of a head from hidden states to words without materialising all logits: only those of labels that
-/// count are computed, some at a time.
+/// The loss of a head from hidden states to words, without all of its logits: those of labels that count are computed,
+/// some at a time.
 pub(super) fn head_loss(
     hidden: &Tensor,
     weight: &Tensor,

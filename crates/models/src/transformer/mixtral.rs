@@ -1,4 +1,4 @@
-//! Mixtral, compatible with transformers.
+//! Mixtral, after Hugging Face's transformers.
 
 mod files;
 mod layer;
@@ -25,11 +25,11 @@ use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
 
 /// Mixtral without a head (Jiang et al., 2024): from [`Tokens`] to hidden states `[batch, tokens, hidden_size]`. It is
-/// a [`Llama`](crate::Llama) whose feed-forward layers are [`Experts`](brigade_nn::Experts).
+/// a [`Llama`](crate::Llama) whose feed-forward layers are mixtures of [`Experts`](brigade_nn::Experts).
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `MixtralModel`, version 5: the
-/// experts of a layer are two tensors. Saved files have the names of published ones, with three tensors for each
-/// expert. Files with the names of version 5 can be read, too.
+/// Names, initial values (for a seed) and outputs are those of transformers' `MixtralModel`, version 5, in which the
+/// experts of a layer are two tensors. Files are written with the names of the published files, with three tensors for
+/// each expert; files with the names of version 5 can be read, too.
 #[derive(Debug)]
 pub struct Mixtral {
     embed_tokens: Embedding,
@@ -91,13 +91,12 @@ impl Mixtral {
         }
     }
 
-    /// Returns the output, and the logits `[tokens, num_local_experts]` of each layer's router: for
-    /// [`load_balancing_loss`] and [`router_z_loss`](brigade_nn::router_z_loss) with coefficients that differ from the
+    /// Returns the output, and the logits `[tokens, num_local_experts]` of each layer's router, for
+    /// [`load_balancing_loss`] and [`router_z_loss`](brigade_nn::router_z_loss) with other coefficients than the
     /// config's.
     ///
     /// # Errors
-    /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] if ranks have parts of each
-    /// sequence.
+    /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] with context parallelism.
     pub fn forward_routed<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -129,7 +128,8 @@ impl Mixtral {
         Ok(seen)
     }
 
-    /// Computes the hidden states of tokens that follow those in the cache, and adds the tokens to it.
+    /// Computes the hidden states of tokens that follow those in the cache, and adds their keys and values to the
+    /// cache.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -137,8 +137,8 @@ impl Mixtral {
         self.run(tokens, Some(cache), None)
     }
 
-    /// Returns the load of each layer's experts in the last forward, from this rank's tokens. Empty before the first
-    /// forward.
+    /// Returns the load of the experts of each layer in the last forward, for this rank's tokens. Empty before the
+    /// first forward.
     #[must_use]
     pub fn expert_loads(&self) -> Vec<ExpertLoad> {
         self.layers.map(MixtralLayer::load).into_iter().flatten().collect()
@@ -265,7 +265,7 @@ impl CausalBody for Mixtral {
 
 /// Mixtral as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `MixtralForCausalLM`. With
+/// Names, initial values (for a seed) and outputs are those of transformers' `MixtralForCausalLM`; with
 /// [`MixtralOptions::output_router_logits`] the loss includes that of the routers.
 ///
 /// ```

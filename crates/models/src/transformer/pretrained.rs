@@ -1,4 +1,4 @@
-//! Folders in Hugging Face's format: a config and weights.
+//! Folders of Hugging Face models: a config and weights.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -17,7 +17,7 @@ use super::config::{CONFIG, TransformerOptions};
 use crate::PretrainedReport;
 use crate::classifier::is_below;
 
-/// A transformer under Hugging Face's names, which reads and writes the folders of `from_pretrained` and
+/// A transformer with Hugging Face's names, which can be loaded from and saved to the folders of `from_pretrained` and
 /// `save_pretrained`.
 ///
 /// ```
@@ -39,14 +39,14 @@ pub trait Transformer: Sized {
     /// Architecture options, as in `config.json`.
     type Options: TransformerOptions;
 
-    /// Class name in transformers (`architectures`).
+    /// Name of the class in transformers (`architectures` in `config.json`).
     const ARCHITECTURE: &'static str;
 
-    /// Name of the body that all models of the kind share (`base_model_prefix`). Weights files of the body alone do not
-    /// have it as a prefix of their names; those of this model do.
+    /// Name of the body (`base_model_prefix`): the prefix of its parameters' names in this model, which weights files
+    /// of the body alone lack.
     const BODY: &'static str;
 
-    /// Name of the token embedding, which has one row for each token of the vocabulary, below the body.
+    /// Name, below the body, of the embedding's weight, which has a row for each token of the vocabulary.
     const EMBEDDING: &'static str;
 
     /// Registers all layers below the path.
@@ -63,8 +63,8 @@ pub trait Transformer: Sized {
         false
     }
 
-    /// Maps tensors of weights files to the names and shapes of this model's parameters if they differ, such as experts
-    /// that are one tensor here and separate tensors in the file. Defaults to no change.
+    /// Maps tensors of weights files to this model's parameters if their names or shapes differ, for example experts
+    /// that are one tensor here and several in the file. Defaults to no change.
     ///
     /// # Errors
     /// Returns the errors of [`WeightsReader::stack`].
@@ -73,28 +73,29 @@ pub trait Transformer: Sized {
         Ok(())
     }
 
-    /// Returns the tensors, with their names, that files have in place of a tensor of this model: the inverse of
+    /// Returns the tensors of a file, with their names, for a tensor of this model: the inverse of
     /// [`Transformer::adapt_weights`]. Defaults to the tensor under its name.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] if libtorch cannot create a view.
+    /// [`brigade_torch::ErrorKind::Tensor`] if libtorch cannot create views.
     fn saved_tensors(name: &str, tensor: &Tensor) -> Result<Vec<(String, Tensor)>> {
         Ok(vec![(name.to_owned(), tensor.shallow_clone())])
     }
 
     /// Builds the model of a folder's `config.json` with the folder's weights, in float32 on the CPU. It is in training
-    /// mode, as all new models are.
+    /// mode, like all new models.
     ///
-    /// Loading needs at most 16 MB in addition to the model's memory, see [`weights::read`].
+    /// It takes the memory of the model and at most 16 MB; see [`weights::read`].
     ///
     /// # Errors
-    /// [`super::ConfigError`], [`brigade_nn::ModelError::Build`], and those of [`Transformer::load_pretrained`].
+    /// [`super::ConfigError`], [`brigade_nn::ModelError::Build`], and the errors of [`Transformer::load_pretrained`].
     fn from_pretrained(folder: impl AsRef<Path>) -> Result<Model<Self>> {
         Self::from_pretrained_as(folder, Model::builder())
     }
 
-    /// Loads a model as [`Transformer::from_pretrained`] does, in another kind, on another device, or deferred: then
-    /// the weights are read when the parameters get their memory, and each rank of a sharded model reads only its rows.
+    /// Loads a model like [`Transformer::from_pretrained`], in another kind, on another device, or deferred. The
+    /// weights of a deferred model are read when the parameters are allocated; each rank of a sharded model reads only
+    /// its rows.
     ///
     /// ```
     /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
@@ -128,10 +129,10 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
-    /// Loads a model as [`Transformer::from_pretrained`] does, with each tensor where a device map puts it: for
-    /// inference with a model that does not fit a device ([`Model::dispatch`]; transformers' `device_map`), with
-    /// weights in 8 or 4 bits if requested ([`Model::place_as`]). By default weights keep the type of most of the
-    /// files' tensors, as with transformers' `dtype="auto"`. The model is in evaluation mode.
+    /// Loads a model like [`Transformer::from_pretrained`], with each tensor at its location in a device map, for
+    /// inference with a model that does not fit on one device ([`Model::dispatch`]; transformers' `device_map`).
+    /// Weights are quantised to 8 or 4 bits if requested ([`Model::place_as`]). By default weights have the type of
+    /// most of the files' tensors, as with transformers' `dtype="auto"`. The model is in evaluation mode.
     ///
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Transformer};
@@ -171,10 +172,10 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
-    /// Loads a model as [`Transformer::from_pretrained_as`] does, with weights in 8 or 4 bits for inference, or in
-    /// another floating-point kind. Each weight is read, quantised and freed: at most one whole weight is in memory
-    /// beside the quantised ones. The model is in evaluation mode if weights are quantised. Print the report at the
-    /// start: it lists the layers that have no kernel.
+    /// Loads a model like [`Transformer::from_pretrained_as`], with weights quantised to 8 or 4 bits for inference, or
+    /// in another floating-point kind. Each weight is read, quantised and freed, so that at most one whole weight is in
+    /// memory beside the quantised ones. The model is in evaluation mode if weights are quantised. Also returns a
+    /// report, which lists the layers that have no kernel; print it at the start of a program.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions, Transformer};
@@ -208,21 +209,21 @@ pub trait Transformer: Sized {
         Ok((model, report))
     }
 
-    /// Reads weights into a model: a file, or a folder with `model.safetensors`, with
+    /// Loads weights into a model, from a file, or from a folder with `model.safetensors`, with
     /// `model.safetensors.index.json` and its parts, or with `pytorch_model.bin` or its parts.
     ///
-    /// - Names may have the body's prefix or lack it, as for Hugging Face's base models.
+    /// - Names may lack the body's prefix, as in the files of Hugging Face's base models.
     /// - Buffers of older versions (`attn.bias`, `position_ids`, `rotary_emb.inv_freq`) are skipped; `gamma` and
     ///   `beta` are `weight` and `bias`.
-    /// - One name of tied weights is enough.
-    /// - Parameters of the head that the weights lack, or have for another number of labels, keep their initial values,
-    ///   and the weights may have another head: the report names both.
+    /// - For tied weights one name is enough.
+    /// - Parameters of the head that are missing in the weights, or have another number of labels there, keep their
+    ///   initial values, and the weights may contain another head. The report lists both.
     ///
     /// Everything else has to match, or nothing is changed.
     ///
     /// # Errors
     /// Returns the errors of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`]
-    /// with the report, or a specific error for a vocabulary of another size.
+    /// with the report; for a vocabulary of another size an error with both sizes.
     fn load_pretrained(
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,
@@ -233,7 +234,7 @@ pub trait Transformer: Sized {
     }
 
     /// Writes `config.json` and `model.safetensors` into a folder, which is created if it does not exist.
-    /// `from_pretrained` of transformers and [`Transformer::from_pretrained`] can read it. Tied weights are written
+    /// `from_pretrained` of transformers, and [`Transformer::from_pretrained`], can read it. Tied weights are written
     /// once.
     ///
     /// # Errors
@@ -242,12 +243,12 @@ pub trait Transformer: Sized {
         Self::save_pretrained_in_parts(model, folder, u64::MAX)
     }
 
-    /// Saves a model as [`Transformer::save_pretrained`] does, with weights in files of at most `max_bytes` each and
-    /// their index (`max_shard_size`). Parts and an index of an earlier save are removed.
+    /// Saves a model like [`Transformer::save_pretrained`], with weights in files of at most `max_bytes` each and an
+    /// index (`max_shard_size`). Parts and an index of an earlier save are removed.
     ///
     /// # Errors
     /// Returns the same errors as [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a
-    /// model whose layers are divided over ranks: use `Accelerator::save_model` for its weights, and
+    /// model that is divided over ranks: use `Accelerator::save_model` for its weights, and
     /// [`Transformer::save_config`] for the config.
     fn save_pretrained_in_parts(
         model: &Model<Self>,
@@ -262,8 +263,8 @@ pub trait Transformer: Sized {
     }
 
     /// Writes `config.json` and `model.safetensors` of a model with quantised weights into a folder, which is created
-    /// if it does not exist. [`Transformer::from_pretrained`] reads it without the original weights, and returns a
-    /// bitwise equal model. The layout of the weights is specific to Brigade.
+    /// if it does not exist. [`Transformer::from_pretrained`] reads it without the original weights, and returns the
+    /// same model, bit for bit. Other programs do not support the layout of the weights.
     ///
     /// ```
     /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
@@ -287,8 +288,8 @@ pub trait Transformer: Sized {
         model.save_quantized(folder.join("model.safetensors"))
     }
 
-    /// Writes only `config.json` into a folder, which is created if it does not exist: for a sharded model, whose
-    /// weights are written without gathering them on one rank.
+    /// Writes only `config.json` into a folder, which is created if it does not exist, for a sharded model, whose
+    /// weights are written separately because no rank has all of them.
     ///
     /// # Errors
     /// [`brigade_checkpoint::Error`] if the file cannot be written.

@@ -1,4 +1,4 @@
-//! Rotary position embeddings of queries and keys.
+//! Rotary position embeddings.
 
 use std::f64::consts::PI;
 
@@ -13,11 +13,11 @@ use tch::{Device, Kind, Tensor};
 pub struct Llama3Scaling {
     /// Divisor of the low frequencies. Llama 3.1 has 8.
     pub factor: f64,
-    /// Low-frequency threshold: wavelengths longer than the original length divided by this are divided by `factor`.
-    /// Defaults to 1.
+    /// Low-frequency threshold: frequencies whose wavelength is longer than the original length divided by this are
+    /// divided by `factor`. Defaults to 1.
     pub low_freq_factor: f64,
-    /// High-frequency threshold: wavelengths shorter than the original length divided by this are unchanged. Defaults
-    /// to 4.
+    /// High-frequency threshold: frequencies whose wavelength is shorter than the original length divided by this are
+    /// unchanged. Defaults to 4.
     pub high_freq_factor: f64,
     /// Maximum sequence length of the original training, in tokens. Defaults to 8192.
     pub original_max_position_embeddings: i64,

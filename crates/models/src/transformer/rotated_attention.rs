@@ -1,4 +1,4 @@
-//! Attention with rotary position embeddings and grouped queries, as in Llama and Mixtral.
+//! Grouped-query attention with rotary position embeddings, as in Llama and Mixtral.
 
 use brigade_nn::{Linear, LinearOptions, Module, ParamPath, Training};
 use brigade_torch::Result;

@@ -1,13 +1,13 @@
-//! Input of transformers.
+//! Inputs of transformers.
 
 use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use tch::Tensor;
 
-/// A batch of token ids `[batch, tokens]` of int64, with optional masks, types and positions.
+/// Input of a transformer: a batch of token ids with optional attention mask, token type ids and position ids.
 ///
-/// It is the input of a forward, and can be converted from the batches of loaders and the Learner: `&ids`, `(&ids,
-/// &attention_mask)` and `(&ids, &attention_mask, &token_type_ids)`.
+/// The batches of loaders and of the Learner can be converted to it: `&ids`, `(&ids, &attention_mask)` and `(&ids,
+/// &attention_mask, &token_type_ids)`.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, Tokens};
@@ -26,16 +26,18 @@ use tch::Tensor;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
-    /// Token ids `[batch, tokens]`.
+    /// Token ids `[batch, tokens]` of int64.
     pub ids: &'a Tensor,
-    /// Attention mask `[batch, tokens]` of any type, with 0 for padding. `None` if nothing is padded. With a cache it
-    /// also covers the tokens in the cache. Alternatively `[batch, 1, tokens, tokens]` of bool for packed texts: `true`
-    /// if a token of the third dimension attends to one of the last. Such a mask has to be causal itself.
+    /// Attention mask `[batch, tokens]` of any kind, with 0 for padding, or `None` without padding. With a cache it
+    /// also covers the tokens in the cache. Alternatively, for packed texts, `[batch, 1, tokens, tokens]` of bool:
+    /// `true` where a token of the third dimension attends to one of the last. Such a mask must also exclude later
+    /// tokens if the model is causal.
     pub attention_mask: Option<&'a Tensor>,
-    /// Token type ids `[batch, tokens]` of int64: the index of each token's text in a pair. Defaults to 0.
+    /// Token type ids `[batch, tokens]` of int64: for each token the index of its text in a pair. Defaults to 0 for all
+    /// tokens.
     pub token_type_ids: Option<&'a Tensor>,
-    /// Position ids `[batch, tokens]` or `[1, tokens]` of int64. By default they count from 0, or from the length of
-    /// the cache, including padding, as in transformers.
+    /// Position ids `[batch, tokens]` or `[1, tokens]` of int64. By default positions count from 0, or from the length
+    /// of the cache, including padding, as in transformers.
     pub position_ids: Option<&'a Tensor>,
 }
 

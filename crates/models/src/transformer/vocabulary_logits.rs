@@ -1,14 +1,13 @@
-//! Logits of a vocabulary that is divided over the ranks of a tensor group.
+//! Logits that are divided along the vocabulary over the ranks of a tensor group.
 
 use brigade_nn::Divided;
 use brigade_torch::{Result, VocabularyPart, region_argmax, region_top_k};
 use tch::Tensor;
 
-/// Logits `[…, vocabulary]`. If the ranks of a tensor group divide the vocabulary, each rank has a part.
+/// Logits `[…, vocabulary]`, which may be divided along the vocabulary over the ranks of a tensor group.
 ///
-/// Predictions and metrics need only a few values of each row: [`VocabularyLogits::argmax`] and
-/// [`VocabularyLogits::top_k`] send only those. Every rank of a tensor group must call the same methods, and gets the
-/// same values.
+/// Predictions and metrics need only a few values of each row, which [`VocabularyLogits::argmax`] and
+/// [`VocabularyLogits::top_k`] exchange. Every rank of a tensor group calls the same methods, and gets the same values.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options};
@@ -38,13 +37,13 @@ impl VocabularyLogits {
         Self { own, divided: divided.filter(|it| it.region.group().is_some()).cloned() }
     }
 
-    /// Returns `true` if the vocabulary is divided over ranks.
+    /// Returns `true` if the logits are divided over ranks.
     #[must_use]
     pub fn is_divided(&self) -> bool {
         self.divided.is_some()
     }
 
-    /// Returns the size of the vocabulary.
+    /// Returns the vocabulary size.
     #[must_use]
     pub fn vocabulary(&self) -> i64 {
         let own = self.own.size().last().copied().unwrap_or(0);
@@ -56,10 +55,10 @@ impl VocabularyLogits {
         Ok(Self { own: self.own.f_index_select(0, rows)?, divided: self.divided.clone() })
     }
 
-    /// Returns the logits of the whole vocabulary, which the ranks gather.
+    /// Gathers and returns the logits of the whole vocabulary.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
     /// runs out.
     pub fn whole(&self) -> Result<Tensor> {
         match &self.divided {

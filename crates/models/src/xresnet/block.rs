@@ -1,4 +1,4 @@
-//! Blocks of fastai's residual networks.
+//! The blocks of fastai's residual networks (XResNet).
 
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Training, Unit};
 use brigade_torch::Result;

@@ -1,4 +1,4 @@
-//! Activations as layers, for rows of layers.
+//! Activations as layers, for [`Sequential`](crate::Sequential).
 
 use brigade_torch::Result;
 use tch::Tensor;

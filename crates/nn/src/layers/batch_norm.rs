@@ -18,8 +18,8 @@ use crate::{Init, Module, ParamPath, Training};
 pub struct BatchNormOptions {
     /// Value added to the variance, for numerical stability. Defaults to 1e-5.
     pub eps: f64,
-    /// Weight of the newest batch in the running statistics. Defaults to 0.1. `None` means the plain average of all
-    /// batches, which reads the counter and therefore waits for the device at every step.
+    /// Weight of the newest batch in the running statistics. Defaults to 0.1. `None` stands for the average of all
+    /// batches, which waits for the device at every step to read the counter.
     pub momentum: Option<f64>,
     /// `true` if the layer has `weight` and `bias`. Defaults to `true`.
     pub affine: bool,
@@ -94,9 +94,10 @@ macro_rules! batch_norm {
 }
 
 impl BatchNorm2d {
-    /// Computes `relu(forward(input) + shortcut)`, in one fused operation if there is one, which halves the passes over
-    /// memory: training in channels_last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU.
-    /// Otherwise, and with statistics of several ranks, the three operations run one after the other.
+    /// Computes `relu(forward(input) + shortcut)`, in one fused operation if it is available, which saves half of the
+    /// passes over memory: in training with channels-last tensors, in float32 or bfloat16 on the CPU, in bfloat16 or
+    /// float16 on a GPU. Otherwise, and with the statistics of several ranks, the three operations run one after the
+    /// other.
     ///
     /// `input` and `shortcut` are `[n, features, h, w]`.
     ///

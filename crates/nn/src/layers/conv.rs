@@ -9,8 +9,8 @@ use crate::init::fan_in;
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath};
 
-/// Cross-correlation of images with a bank of kernels, from `[n, in, h, w]` to `[n, out, h', w']`
-/// with `h' = ⌊(h + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1`, and `w'` likewise.
+/// Two-dimensional convolution (cross-correlation), from `[n, in, h, w]` to `[n, out, h', w']` with `h' = ⌊(h +
+/// 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1`, and `w'` likewise.
 ///
 /// Parameters: `weight` `[out, in / groups, kernel…]` and `bias` `[out]`, both uniform in
 /// `±1/√(in / groups · kernel…)`

@@ -12,10 +12,10 @@ use crate::{Module, ParamPath, Training};
 /// returns its input. Accepts any shape
 /// ([torch.nn.Dropout](https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html)).
 ///
-/// The dropped values are PyTorch's for the same seed, so that ranks in Python and in Rust can train one model;
-/// [`Dropout::maskless`] trades that for speed.
+/// For the same seed the dropped values are those of PyTorch, so that ranks in Python and in Rust can train one model.
+/// [`Dropout::maskless`] is faster but does not have this property.
 ///
-/// It has no parameters, and takes the path only for the switch between training and evaluation.
+/// It has no parameters; the path is needed only for the training mode.
 ///
 /// ```
 /// use brigade_nn::{Dropout, Model};
@@ -47,7 +47,7 @@ impl Dropout {
     }
 
     /// Creates a dropout layer that draws with [`brigade_torch::dropout`]: it takes half the time on a CPU and keeps no
-    /// mask for the backward, and drops other values than PyTorch does for the same seed.
+    /// mask for the backward, but drops other values than PyTorch for the same seed.
     pub fn maskless<'a>(path: impl Borrow<ParamPath<'a>>, probability: f64) -> Self {
         Self { maskless: true, ..Self::new(path, probability) }
     }

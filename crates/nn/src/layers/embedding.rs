@@ -1,4 +1,4 @@
-//! Embedding layer.
+//! Embedding.
 
 use std::borrow::Borrow;
 
@@ -12,9 +12,9 @@ use crate::{Divided, Init, Module, ParamPath};
 
 /// Table of embeddings, which returns row `i` for every index `i`: from integers `[…]` to `[…, width]`.
 ///
-/// An index without a row is the error [`crate::ModelError::OutsideTable`] on the CPU, where libtorch checks each index
-/// anyway. On a GPU its kernel stops the device ("device-side assert triggered"): a check here would make the host wait
-/// in every step. Check ids where the host creates them.
+/// An index without a row is the error [`crate::ModelError::OutsideTable`] on the CPU, where libtorch checks each
+/// index. On a GPU the kernel fails and the device becomes unusable ("device-side assert triggered"); a check would
+/// make the host wait in every step. Check ids on the host, where they are made.
 ///
 /// Parameter: `weight` `[rows, width]`, normal with mean 0 and deviation 1
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).
@@ -28,8 +28,8 @@ use crate::{Divided, Init, Module, ParamPath};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// If the ranks of a tensor group divide the rows ([`crate::ModelBuilder::tensor_parallel`]), a rank has `[part of
-/// rows, width]`, and the vectors of all ranks are summed: each id has its row on one of them.
+/// With tensor parallelism ([`crate::ModelBuilder::tensor_parallel`]) the rows may be divided: a rank has `[part of
+/// rows, width]`, and the vectors of all ranks are summed, because each id has its row on one of them.
 #[derive(Debug)]
 pub struct Embedding {
     weight: Tensor,
@@ -90,7 +90,7 @@ impl Embedding {
         &self.weight
     }
 
-    /// Returns how the ranks of a tensor group divide the weight; `None` where every rank has it whole.
+    /// Returns the division of the weight over the ranks of a tensor group. `None` if every rank has the whole weight.
     #[must_use]
     pub fn divided(&self) -> Option<&Divided> {
         self.divided.as_ref()

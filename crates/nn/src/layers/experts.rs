@@ -1,22 +1,23 @@
-//! Mixture of experts: feed-forward layers of which each token uses a few.
+//! Mixture of experts: feed-forward networks, of which each token passes through a few.
 //!
-//! `Experts` sorts a row for each choice of a token by expert, first choices before second ones, computes one product
-//! for each expert that has rows, and adds the choices in their order. No row is used twice, so no gradient is summed
-//! in an order that depends on threads. The host reads the numbers of rows, which is the only wait for a GPU. The
-//! experts of a layer are two tensors; `unbind` gives their gradients in one piece.
+//! `Experts` makes one row for each token and each of its experts, sorts the rows by expert, first choices before
+//! second ones, computes one product for each expert that has rows, and adds the results of a token in the order of its
+//! choices. No row is used twice, so that gradients are not summed in an order that depends on threads. The host reads
+//! the numbers of rows, which is the only wait for a GPU. The experts of a layer are stored in two tensors, whose
+//! gradients `unbind` returns in one piece.
 //!
-//! `ParamPath::expert_parameter` gives a rank its range of experts as a `TensorPart`, so loads, deferred values and
-//! whole states are those of divided layers. The registry records which names these are, since their gradients are
-//! averaged over another group. `experts/exchange.rs` sends the numbers, and rows by `regions::all_to_all_rows`. It
-//! scales gradients on both ways, so that an expert's gradient is the mean of its group's losses, and a plain average
-//! over the ranks with the same experts is the gradient (`Reduction::experts`: a reducer of its own; with sharding, a
-//! parameter that stays whole). If a rank has no rows at all, an expert computes an empty product, so that the graphs
-//! of all ranks have the same messages. Blocks return the logits of routers beside their output
-//! (`Block::forward_routed`), so a unit's hooks see both.
+//! `ParamPath::expert_parameter` returns a rank's range of experts as a `TensorPart`, so that loads, deferred values
+//! and whole states work as for divided layers. The registry records the names of these parameters, because their
+//! gradients are averaged over another group. `experts/exchange.rs` sends the numbers of rows, and the rows by
+//! `regions::all_to_all_rows`. It scales gradients in both directions, so that the gradient of an expert is that of the
+//! mean loss of its group, and a plain average over the ranks with the same experts gives the gradient
+//! (`Reduction::experts`: a reducer of its own; with sharding, a parameter that stays whole). If a rank has no rows at
+//! all, an expert computes an empty product, so that all ranks send the same messages in backward. Blocks return the
+//! logits of routers beside their output (`Block::forward_routed`), so that a unit's hooks get both.
 //!
-//! Files have the tensors of each expert apart. `WeightsReader::stack` makes one of several, whose regions are read
-//! from where the parts are stored, so every way of reading works as for other tensors. `Transformer::saved_tensors`
-//! separates them.
+//! In files each expert has tensors of its own. `WeightsReader::stack` presents several of them as one tensor, whose
+//! regions are read from the individual ones, so that all ways of reading work as for other tensors.
+//! `Transformer::saved_tensors` separates them for writing.
 
 mod exchange;
 mod router;
@@ -33,8 +34,8 @@ pub use self::router::{Routing, load_balancing_loss, router_z_loss};
 use crate::layer_context::LayerContext;
 use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Training};
 
-/// Mixture of experts: gated feed-forward layers, of which a router chooses a few for each token (Shazeer et al.,
-/// 2017): from `[…, hidden]` to `[…, hidden]`.
+/// Mixture of experts (Shazeer et al., 2017): gated feed-forward networks (experts), of which a router chooses a few
+/// for each token, from `[…, hidden]` to `[…, hidden]`.
 ///
 /// `p = softmax(x Wᵀ)` over all experts, in float32 (float64 of a model in float64); of the `experts_per_token`
 /// largest, `y = Σ pᵢ · downᵢ(activation(gateᵢ(x)) · upᵢ(x))`, with `p` divided by their sum if
@@ -64,7 +65,7 @@ use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Traini
 /// ```
 ///
 /// With [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel) each rank of a group has a range of the
-/// experts. Tokens are sent to the ranks that have their experts, and the results are sent back.
+/// experts; tokens are sent to the ranks that have their experts, and the results are sent back.
 #[derive(Debug)]
 pub struct Experts {
     router: Router,
@@ -88,22 +89,22 @@ pub struct Experts {
 pub struct ExpertsOptions {
     /// Number of experts. Defaults to 8.
     pub experts: i64,
-    /// Number of experts that each token goes through. Defaults to 2.
+    /// Number of experts for each token (top-k). Defaults to 2.
     pub experts_per_token: i64,
-    /// Divides the weights of a token's experts by their sum. Defaults to `true`.
+    /// `true` to divide the weights of a token's experts by their sum. Defaults to `true`.
     pub normalize: bool,
-    /// Capacity factor: maximum number of tokens of an expert, as a multiple of an even share. First choices of tokens
-    /// take precedence over second ones, each in the order of tokens. Excess tokens are dropped: the expert adds
-    /// nothing to them. With several ranks, the capacity applies to each rank's own tokens. Defaults to none: no token
-    /// is dropped.
+    /// Capacity factor: the maximum number of tokens of an expert, relative to an even distribution. First choices take
+    /// precedence over second ones; within these, tokens are taken in their order. An expert adds nothing to tokens
+    /// beyond its capacity (they are dropped). With expert parallelism the capacity applies to the tokens of each rank
+    /// separately. Defaults to none: no token is dropped.
     pub capacity_factor: Option<f64>,
-    /// Intermediate size of a shared expert, which processes all tokens in addition to their chosen experts. Defaults
-    /// to none.
+    /// Intermediate size of a shared expert, through which all tokens pass in addition to their experts. Defaults to
+    /// none.
     pub shared_intermediate_size: Option<i64>,
-    /// Jitter: in training, inputs are multiplied by random numbers that differ from 1 by at most this value. Defaults
-    /// to 0.
+    /// Jitter noise: in training inputs are multiplied by random numbers that are uniform in `[1 − jitter, 1 +
+    /// jitter]`. Defaults to 0.
     pub jitter: f64,
-    /// Activation function of the gates. Defaults to [`Tensor::f_silu`].
+    /// Activation of the gates. Defaults to [`Tensor::f_silu`].
     pub activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
     /// Initial values of the router and the experts. Defaults to those of [`Linear`].
     pub first_values: Option<Init>,
@@ -127,7 +128,7 @@ impl Default for ExpertsOptions {
 /// Load of the experts in one forward, for this rank's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertLoad {
-    /// Number of tokens that each of all experts has computed.
+    /// Number of tokens that each expert computed, for all experts.
     pub tokens: Vec<i64>,
     /// Number of token-expert choices that were dropped because the expert's capacity was full.
     pub dropped: i64,
@@ -171,7 +172,8 @@ impl Experts {
         }
     }
 
-    /// Returns what the experts got in the last forward, which needs no further wait for a GPU; `None` before the first.
+    /// Returns the load of the experts in the last forward, without a further wait for a GPU. `None` before the first
+    /// forward.
     #[must_use]
     pub fn load(&self) -> Option<ExpertLoad> {
         self.load.lock().clone()
@@ -192,12 +194,12 @@ impl Experts {
         &self.down
     }
 
-    /// Computes the layer. Also returns the router's choices, for routers' losses; in a sequence region those of the
-    /// whole sequence.
+    /// Computes the layer, and also returns the result of the router, for the losses of routers. In a sequence region,
+    /// the latter covers the whole sequence.
     ///
     /// # Errors
-    /// [`crate::ModelError::Input`] for an input whose last dimension is not the hidden size; those of
-    /// [`brigade_torch::regions::all_to_all_rows`] if ranks divide the experts.
+    /// [`crate::ModelError::Input`] for an input whose last dimension is not the hidden size; with expert parallelism,
+    /// also the errors of [`brigade_torch::regions::all_to_all_rows`].
     pub fn forward_routed(&self, input: &Tensor) -> Result<(Tensor, Routing)> {
         if input.size().last() != Some(&self.hidden) {
             return Err(self.context.refuse(input, "[…, hidden]"));

@@ -1,4 +1,4 @@
-//! Flattening of a sample's dimensions.
+//! Flattening.
 
 use brigade_torch::Result;
 use tch::Tensor;

@@ -1,4 +1,4 @@
-//! Normalisation over the last dimensions.
+//! Layer normalisation.
 
 use std::borrow::Borrow;
 
@@ -8,8 +8,8 @@ use tch::Tensor;
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath, TensorRegion};
 
-/// Layer normalisation: `y = (x − mean) / √(var + eps) · weight + bias`, with mean and biased variance over the last
-/// dimensions `shape` of `[…, shape]`, for each position separately.
+/// Layer normalisation: `y = (x − mean) / √(var + eps) · weight + bias`, with the mean and the biased variance over the
+/// last dimensions `shape` of `[…, shape]`, for each position separately.
 ///
 /// Parameters: `weight` (initially 1) and `bias` (initially 0), both of that shape
 /// ([torch.nn.LayerNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.LayerNorm.html)).
@@ -57,7 +57,7 @@ impl LayerNorm {
         Self::with_options(path, shape, LayerNormOptions::default())
     }
 
-    /// Registers the parameters that the options select at the path.
+    /// Registers the parameters at the path, by the options.
     pub fn with_options<'a>(
         path: impl Borrow<ParamPath<'a>>,
         shape: &[i64],

@@ -24,9 +24,10 @@ use crate::{Divided, Init, Module, ParamPath, QuantizedSlot, TensorRegion};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// If the ranks of a tensor group divide the weight ([`crate::ModelBuilder::tensor_parallel`]), a rank has `[part of
-/// out, in]` and computes its part of the outputs (column, heads, vocabulary), or it has `[out, part of in]` and
-/// computes with its part of the input, and the outputs of all ranks are summed (row); the bias is added once.
+/// With tensor parallelism ([`crate::ModelBuilder::tensor_parallel`]) the weight may be divided: by output features
+/// (column, heads, vocabulary), where a rank has `[part of out, in]` and computes its part of the outputs; or by input
+/// features (row), where a rank has `[out, part of in]`, gets its part of the input, and the outputs of all ranks are
+/// summed. The bias is added once.
 #[derive(Debug)]
 pub struct Linear {
     weight: Tensor,
@@ -56,7 +57,7 @@ impl Linear {
         Self::with_options(path, inputs, outputs, LinearOptions::default())
     }
 
-    /// Registers `weight` and, if the options have it, `bias` at the path.
+    /// Registers `weight` and, unless turned off, `bias` at the path.
     pub fn with_options<'a>(
         path: impl Borrow<ParamPath<'a>>,
         inputs: i64,
@@ -85,11 +86,11 @@ impl Linear {
         &self.weight
     }
 
-    /// Computes the layer of `gelu(input)` and keeps only the input for the backward, which computes the activation
-    /// again: half of the memory that the two operations keep. `approximate` is `none` or `tanh`.
+    /// Computes the layer of `gelu(input)` and saves only the input for the backward, which computes the activation
+    /// again. This takes half of the memory of the two operations. `approximate` is `none` or `tanh`.
     ///
     /// # Errors
-    /// Fails for another approximation; otherwise returns the errors of the forward.
+    /// Returns the same errors as the forward, and fails for another approximation.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, Module};
@@ -110,9 +111,9 @@ impl Linear {
         })
     }
 
-    /// Computes the layer for an input that has entered a region of divided layers ([`crate::TensorRegion::enter`]), so
-    /// that layers with the same input, such as the projections of attention, send one message for its gradient. It is
-    /// the same as the forward if the weight is not divided by output features.
+    /// Computes the layer for an input that was passed through [`crate::TensorRegion::enter`], so that layers with the
+    /// same input, such as the projections of attention, send only one message for its gradient. Equals the forward if
+    /// the weight is not divided by output features.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -126,7 +127,7 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// Returns how the ranks of a tensor group divide the weight; `None` where every rank has it whole.
+    /// Returns the division of the weight over the ranks of a tensor group. `None` if every rank has the whole weight.
     #[must_use]
     pub fn divided(&self) -> Option<&Divided> {
         self.divided.as_ref()

@@ -8,7 +8,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath, Training};
 
-/// Long short-term memory (LSTM) layers, with gates in the order input, forget, cell, output
+/// Long short-term memory (LSTM), with gates in the order input, forget, cell, output
 /// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]` to
 /// `[time, n, directions · hidden]`, or with [`LstmOptions::batch_first`] from `[n, time, inputs]`.
 ///
@@ -16,7 +16,7 @@ use crate::{Init, Module, ParamPath, Training};
 /// `bias_ih_l{l}` and `bias_hh_l{l}` `[4 · hidden]`, and the same with the suffix `_reverse` for the backward
 /// direction, all initialised uniformly in `±1/√hidden`.
 ///
-/// The input is a tensor, for a start from a state of zeros, or a tensor and a state.
+/// The forward takes an input, and begins with a state of zeros, or an input and a state.
 ///
 /// ```
 /// use brigade_nn::{Lstm, LstmOptions, Model, Module};
@@ -43,7 +43,7 @@ pub struct Lstm {
 /// Options of [`Lstm`], with PyTorch's defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LstmOptions {
-    /// Number of stacked layers, each on the output of the one before. Defaults to 1.
+    /// Number of stacked layers. Defaults to 1.
     pub layers: usize,
     /// `true` if the layers have biases. Defaults to `true`.
     pub bias: bool,
@@ -52,8 +52,7 @@ pub struct LstmOptions {
     pub batch_first: bool,
     /// Dropout probability after each layer but the last. Defaults to 0.
     pub dropout: f64,
-    /// Runs over the input in both directions, and concatenates the forward and the backward output. Defaults to
-    /// `false`.
+    /// `true` to run over the input in both directions and concatenate the outputs. Defaults to `false`.
     pub bidirectional: bool,
 }
 
@@ -71,7 +70,7 @@ impl LstmOptions {
     }
 }
 
-/// State of an LSTM between two steps, of every layer and direction.
+/// State of an LSTM after a sequence: hidden and cell state of every layer and direction.
 #[derive(Debug)]
 pub struct LstmState {
     /// Last outputs (`h_n`), `[layers · directions, n, hidden]`.
@@ -81,10 +80,10 @@ pub struct LstmState {
 }
 
 impl LstmState {
-    /// Returns a state of zeros for `rows` samples, with the type and on the device of `like`.
+    /// Returns a state of zeros for `rows` samples, of the kind and on the device of `like`.
     ///
     /// # Errors
-    /// Returns libtorch's error if memory runs out.
+    /// Returns an error of libtorch if memory runs out.
     pub fn zeros(layers: usize, rows: i64, hidden: i64, like: &Tensor) -> Result<Self> {
         let zeros = || Tensor::f_zeros([layers as i64, rows, hidden], (like.kind(), like.device()));
         Ok(Self { hidden: zeros()?, cell: zeros()? })
@@ -104,8 +103,8 @@ impl Lstm {
         Self::with_options(path, inputs, hidden, LstmOptions::default())
     }
 
-    /// Registers the layers at the path. A dropout probability outside `[0, 1]`, no layer, or a size below 1 makes
-    /// building the model fail.
+    /// Registers the layers at the path. The model fails to build for a dropout probability outside `[0, 1]`, 0 layers,
+    /// or a size below 1.
     pub fn with_options<'a>(
         path: impl Borrow<ParamPath<'a>>,
         inputs: i64,
@@ -160,15 +159,15 @@ impl Lstm {
 }
 
 impl LstmOptions {
-    /// Computes output and last state with these weights, in the order of [`Lstm::weights`]: for modules that compute
-    /// an LSTM's weights from others at each step.
+    /// Computes output and last state with these weights, in the order of [`Lstm::weights`], for modules that compute
+    /// an LSTM's weights at each step.
     ///
-    /// The state is converted to the input's type, and so are the weights if that has 16 bits: under autocast a layer's
-    /// input may have 16 bits while the previous state or the weights do not. On processors that emulate 16-bit types,
-    /// it computes in float32, which is several times faster, and only the output has 16 bits.
+    /// The state is converted to the input's kind, and so are the weights if that has 16 bits, because under autocast
+    /// the kinds of input, state and weights may differ. On a processor that emulates 16-bit products, the computation
+    /// is in float32, which is several times faster, and only the output has 16 bits.
     ///
     /// # Errors
-    /// Returns libtorch's error for shapes that do not match.
+    /// Returns an error of libtorch for shapes that do not match.
     pub fn apply(
         &self,
         input: &Tensor,

@@ -1,4 +1,4 @@
-//! Pooling over windows.
+//! Pooling.
 
 use brigade_torch::{Result, max_pool2d};
 use tch::{TchError, Tensor};

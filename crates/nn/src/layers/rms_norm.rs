@@ -1,4 +1,4 @@
-//! Normalisation by the root of the mean square.
+//! RMS normalisation.
 
 use std::borrow::Borrow;
 
@@ -11,9 +11,9 @@ use crate::{Init, Module, ParamPath, TensorRegion};
 /// RMS normalisation: `y = x / √(mean(x²) + eps) · weight`, with the mean over the last dimension of `[…, width]`, for
 /// each position separately.
 ///
-/// Parameter: `weight` `[width]`, initially 1
-/// ([torch.nn.RMSNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.RMSNorm.html)). 16-bit inputs are
-/// normalised in float32.
+/// Parameter: `weight` `[width]` (initially 1)
+/// ([torch.nn.RMSNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.RMSNorm.html)). Inputs of 16 bits are
+/// normalised in 32 bits.
 ///
 /// ```
 /// use brigade_nn::{Model, RmsNorm};

@@ -1,4 +1,4 @@
-//! Conversion of a model's tensors to other devices, types and memory formats.
+//! Conversion of a model's tensors to other devices, kinds and memory formats.
 
 use std::fmt;
 

@@ -1,14 +1,15 @@
-//! Placement of a model's weights on several devices, in the host's memory and on the disk, by a device map.
+//! Device maps: models whose weights are on several devices, in the host's memory and on the disk.
 //!
-//! `Model::place` applies a device map. `crates/sharding/src/device_map.rs` computes the places from names, sizes and
-//! limits alone, by the rules of Accelerate; free memory is read from `brigade-hardware` and the devices.
+//! `Model::place` applies a device map. `crates/sharding/src/device_map.rs` computes the placement from names, sizes
+//! and limits alone, by the rules of Accelerate; `brigade-hardware` and the devices return the free memory.
 //!
-//! Each tensor has owners: the unit around it, otherwise the layer (`LayerWeights`), otherwise the model; a tied
-//! weight has several, which compute on one device. `Unit::run`, the forward of a layer and `Model::forward` hold
-//! their owners' parts of the ring (`Placed`), and move inputs. For a model without a map this costs a lock.
+//! Each tensor has an owner: the unit that contains it, otherwise the layer (`LayerWeights`), otherwise the model. A
+//! tied weight has several owners, which compute on one device. `Unit::run`, the forward of a layer and
+//! `Model::forward` keep their parts of the weight ring in memory (`Placed`), and move inputs. For a model without a
+//! map this costs a lock.
 //!
-//! A quantised weight is several tensors in the layout of the kernels. They are packed at each read from a file
-//! (`dispatch/memory.rs`), since files do not depend on processors.
+//! A quantised weight consists of several tensors in the layout of the kernels. They are packed at each read from a
+//! file (`dispatch/memory.rs`), because files do not depend on processors.
 
 mod memory;
 
@@ -58,16 +59,16 @@ enum Owner {
 }
 
 impl<M> Model<M> {
-    /// Reads weights into a [deferred](Model::deferred) model, each tensor directly to its place in a device map, for
-    /// inference with a model that does not fit a device (Accelerate's `load_checkpoint_and_dispatch`). Tensors that
-    /// the map has on the disk stay in their file; no copy of it is written.
+    /// Loads weights into a [deferred](Model::deferred) model, each tensor directly to its location in a device map,
+    /// for inference with a model that does not fit on one device (Accelerate's `load_checkpoint_and_dispatch`).
+    /// Tensors that the map puts on the disk stay in their file; no copy is written.
     ///
-    /// Weights on the disk, and weights in the host's memory if the model computes on a GPU, are loaded to the
-    /// computing device before the forward of their [unit](crate::Unit) or layer and released after it. Two buffers,
-    /// each as large as the largest such unit, are used in turns: a thread loads the next unit while the present one
-    /// computes. If a limit of the map leaves room for only one buffer, a unit is loaded after the one before it is
-    /// done. Inputs are moved to the device of a unit or layer. Outputs are bitwise equal for any map on the same kind
-    /// of device. Parameters do not require gradients afterwards.
+    /// Weights on the disk, and weights in the host's memory of a model that computes on a GPU, are loaded into the
+    /// memory of the device before their [unit](crate::Unit) or layer runs, and released afterwards. Two buffers, each
+    /// as large as the largest such unit, are used in turn, so that a thread loads the next unit while one computes. If
+    /// a limit of the map leaves room for one buffer only, a unit is loaded when the preceding one is done. Inputs are
+    /// moved to the device of a unit or layer. Outputs have the same bits with any map on the same kind of device.
+    /// Parameters do not require gradients from then on.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
@@ -94,7 +95,7 @@ impl<M> Model<M> {
     /// Returns the errors of [`Model::load_weights`] and of [`DeviceMap::resolve`];
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that is not deferred, is sharded or a stage of a
     /// pipeline, and for a unit or a tied weight that would be on several devices;
-    /// [`brigade_torch::ErrorKind::OutOfMemory`] if the weights that the map has in memory do not fit.
+    /// [`brigade_torch::ErrorKind::OutOfMemory`] if the weights that the map puts in memory do not fit.
     pub fn dispatch(mut self, weights: impl AsRef<Path>, map: &DeviceMap) -> Result<Self> {
         if !self.is_deferred() {
             return Err(Error::invalid_argument(
@@ -105,21 +106,21 @@ impl<M> Model<M> {
         self.place(map)
     }
 
-    /// Allocates the parameters of a [deferred](Model::deferred) model at their places in a device map, see
-    /// [`Model::dispatch`]. Their values come from weights that were loaded before ([`Model::load_weights`]), or are
-    /// drawn. A model in memory is moved to its places in the map (Accelerate's `dispatch_model` and `cpu_offload`),
-    /// which may not be on the disk.
+    /// Allocates the parameters of a [deferred](Model::deferred) model by a device map; see [`Model::dispatch`]. Their
+    /// values are read from the weights that were loaded before ([`Model::load_weights`]), or are drawn. A model in
+    /// memory is moved according to the map (Accelerate's `dispatch_model` and `cpu_offload`), which must not put
+    /// anything on the disk.
     ///
     /// # Errors
     /// Returns the errors of [`Model::dispatch`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter on the
-    /// disk whose values are in no file.
+    /// disk whose values are not in a file.
     pub fn place(self, map: &DeviceMap) -> Result<Self> {
         self.place_as(map, &Weights::default())
     }
 
-    /// Places a deferred model's weights as [`Model::place`] does, and stores them in 8 or 4 bits
-    /// ([`Model::quantize`]): each weight is read, quantised and freed. Weights that files store in 8 or 4 bits stay as
-    /// they are. Weights on the disk must be stored in the requested format, because they are read for every forward.
+    /// Places a deferred model's weights like [`Model::place`], and quantises them to 8 or 4 bits
+    /// ([`Model::quantize`]): each weight is read, quantised and freed. Weights that are quantised in their files stay
+    /// as they are. Weights on the disk must be quantised in their files, because they are read in every forward.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights};
@@ -153,14 +154,15 @@ impl<M> Model<M> {
         Some(&self.dispatched.as_ref()?.placement)
     }
 
-    /// Returns meters of the weights that were loaded to each device. Empty if all weights are where they are used.
+    /// Returns the counters of the weight rings, one for each device that loads weights from elsewhere. Empty if all
+    /// weights are on the devices that use them.
     #[must_use]
     pub fn weight_rings(&self) -> Vec<WeightRingMeter> {
         let rings = self.dispatched.iter().flat_map(|it| &it.rings);
         rings.map(|ring| ring.meter()).collect()
     }
 
-    /// Returns the model's modules with their tensors, as input of [`DeviceMap::resolve`].
+    /// Returns the model's modules with their tensors, for [`DeviceMap::resolve`].
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};
@@ -207,8 +209,8 @@ impl<M> Model<M> {
         self.dispatched.as_ref().map_or(Ok(None), |it| it.root.hold())
     }
 
-    /// Runs a function of the module other than its forward, for example text generation. Weights that belong to no
-    /// unit and no layer are loaded for it if a device map has them elsewhere.
+    /// Runs a function of the module other than its forward, such as text generation. With a device map, the weights
+    /// that belong to no unit or layer are in memory meanwhile.
     ///
     /// # Errors
     /// Returns the errors of `run`; the errors of reading the weights.

@@ -1,4 +1,4 @@
-//! Parameters that the ranks of a tensor group divide.
+//! Parameters that are divided over the ranks of a tensor group.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::Model;
 use crate::{ContextParallel, ExpertParallel, StateDict, TensorParallel, TensorRegion};
 
-/// Parameter that the ranks of a tensor group, or of a group with divided experts, divide.
+/// A parameter that is divided over the ranks of a tensor group, or of the group over which experts are divided.
 #[derive(Debug)]
 pub struct DividedParameter {
     /// First of the parameter's names.
@@ -25,35 +25,36 @@ pub struct DividedParameter {
 }
 
 impl<M> Model<M> {
-    /// Returns the ranks that divide the model's layers between them, and the plan; `None` for a model that was built without
+    /// Returns the options of tensor parallelism. `None` for a model that was built without
     /// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
     #[must_use]
     pub fn tensor_parallel(&self) -> Option<&TensorParallel> {
         self.tensor.as_ref()
     }
 
-    /// Returns the ranks that have parts of each sequence; `None` for a model that was built without
+    /// Returns the options of context parallelism. `None` for a model that was built without
     /// [`ModelBuilder::context_parallel`](crate::ModelBuilder::context_parallel).
     #[must_use]
     pub fn context_parallel(&self) -> Option<&ContextParallel> {
         self.context.as_ref()
     }
 
-    /// Returns the ranks that have experts between them; `None` for a model that was built without
+    /// Returns the options of expert parallelism. `None` for a model that was built without
     /// [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel).
     #[must_use]
     pub fn expert_parallel(&self) -> Option<&ExpertParallel> {
         self.experts.as_ref()
     }
 
-    /// Returns whether a module takes its part of sequences where ranks divide them: whether one called
+    /// Returns `true` if a module supports context parallelism, which means that its constructor has called
     /// [`ParamPath::context`](crate::ParamPath::context).
     #[must_use]
     pub fn divides_sequences(&self) -> bool {
         self.divides_sequences
     }
 
-    /// Returns the parameters of which each rank of the tensor group, or of the experts' group, has a part, in the order of registration.
+    /// Returns the parameters that are divided over the ranks of the tensor group, or of the experts' group, in the
+    /// order of registration.
     #[must_use]
     pub fn divided_parameters(&self) -> Vec<DividedParameter> {
         let divided = self.distinct().filter_map(|entry| {
@@ -67,18 +68,18 @@ impl<M> Model<M> {
         divided.collect()
     }
 
-    /// Returns the shape of the parameter or buffer of a name, of one that ranks of a tensor group divide that of the whole;
-    /// `None` for a name that the model does not have.
+    /// Returns the shape of a parameter or buffer by its name; for a divided parameter, the shape of the whole. `None`
+    /// for an unknown name.
     #[must_use]
     pub fn whole_size(&self, name: &str) -> Option<Vec<i64>> {
         Some(self.entries().iter().find(|entry| entry.name == name)?.whole_size())
     }
 
-    /// Checks that this rank has all parameters, for an action that needs them: a rank of a tensor group or of a
-    /// pipeline has only a part.
+    /// Returns an error if this rank has only a part of the parameters, as with tensor parallelism or a pipeline, for
+    /// an action that needs all of them.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] with the action and an alternative.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], whose message contains the action and its replacement.
     pub fn check_undivided(&self, action: &str) -> Result<()> {
         if let Some(name) = self.elsewhere_names().next() {
             return Err(Error::invalid_argument(format!(
@@ -95,8 +96,8 @@ impl<M> Model<M> {
         )))
     }
 
-    /// Returns parameters and saved buffers as [`Model::state_dict`], those that ranks of a group divide whole, on every
-    /// rank. Every rank of the group calls it.
+    /// Returns parameters and persistent buffers like [`Model::state_dict`], but with divided parameters whole, on
+    /// every rank. Every rank of the group calls it.
     ///
     /// # Errors
     /// Returns the errors of [`TensorRegion::whole`].

@@ -1,4 +1,4 @@
-//! Reading and loading of a model's values.
+//! State dictionaries of models: saving and loading.
 
 use std::collections::HashSet;
 
@@ -22,9 +22,9 @@ pub(crate) type Shapes = IndexMap<String, Vec<i64>>;
 type MatchedValues<'s> = Vec<(&'s Tensor, Tensor)>;
 
 impl<M> Model<M> {
-    /// Returns the parameters and saved buffers by name, in order of registration. The tensors are detached but share
-    /// the model's memory; [`StateDict::deep_clone`] makes a snapshot. If the ranks of a tensor group divide a
-    /// parameter, its tensor is this rank's part; [`Model::whole_state_dict`] returns whole parameters.
+    /// Returns parameters and persistent buffers by name, in order of registration. The tensors are detached but share
+    /// the model's memory; [`StateDict::deep_clone`] makes a snapshot. For parameters that are divided over a tensor
+    /// group, the tensors are this rank's parts; use [`Model::whole_state_dict`] for whole ones.
     pub fn state_dict(&self) -> StateDict {
         let mut state = StateDict::new();
         for entry in self.saved() {
@@ -35,16 +35,16 @@ impl<M> Model<M> {
         state
     }
 
-    /// Copies the values of a dictionary into the model if they agree in every name and shape.
+    /// Copies the dictionary's values into the model, if the two match in every name and shape.
     ///
-    /// Types are converted, and values copied between devices. The prefixes of PyTorch's wrappers (`module.` of
-    /// DistributedDataParallel, `_orig_mod.` of `torch.compile`) are removed if all names in the dictionary and none in
-    /// the model have them. These and the prefixes of a model in another module (`model.`, `backbone.`) are also
-    /// removed if the names that have them match the whole model; names without them, such as those of a loss, are left
-    /// out then. The report lists all of this. One of the names of a shared parameter is enough.
+    /// Values are converted to the model's kinds and devices. The prefixes of PyTorch's wrappers (`module.` of
+    /// DistributedDataParallel, `_orig_mod.` of `torch.compile`) are removed if all names of the dictionary have them
+    /// and none of the model's does. They and the prefixes of a model in another module (`model.`, `backbone.`) are
+    /// also removed if the whole model matches the names that have them; names without the prefix, such as those of a
+    /// loss, are then ignored. The report contains these changes. For a shared parameter one of its names is enough.
     ///
     /// # Errors
-    /// [`crate::ModelError::Mismatch`] with the report: nothing was changed. [`crate::ModelError::Torch`] when libtorch
+    /// [`crate::ModelError::Mismatch`] with the report, with nothing changed. [`crate::ModelError::Torch`] if libtorch
     /// cannot copy.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
         self.check_not_quantized("load_state_dict")?;
@@ -54,8 +54,8 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
-    /// Loads the tensors that fit and leaves the others unchanged. The report lists the tensors that did not fit. Use
-    /// it for a pre-trained body with a new head.
+    /// Loads the tensors that match in name and shape, and leaves the others unchanged, for a pretrained body with a
+    /// new head. The report lists the tensors that did not match.
     ///
     /// # Errors
     /// [`crate::ModelError::Torch`] when libtorch cannot copy.
@@ -67,10 +67,10 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
-    /// Compares a state with the model as [`Model::load_state_dict`] does, without copying. Returns each of its tensors
-    /// with the model's tensor that should receive it, and the report. For models into whose tensors one cannot copy,
-    /// such as those that are divided over ranks. The state has whole parameters, even if the ranks of a tensor group
-    /// divide them.
+    /// Compares a state dictionary with the model like [`Model::load_state_dict`], without copying. Returns each of its
+    /// tensors with the corresponding tensor of the model, and the report. For models whose tensors cannot be copied
+    /// into directly, such as sharded ones. For a parameter that is divided over a tensor group, the dictionary
+    /// contains the whole.
     ///
     /// # Errors
     /// Returns the errors of [`Model::load_state_dict`].

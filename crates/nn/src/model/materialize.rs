@@ -1,4 +1,4 @@
-//! Memory and values of the parameters of a deferred model.
+//! Allocation and initialisation of a deferred model's parameters.
 
 use brigade_checkpoint::TensorReader;
 use brigade_torch::{QuantizedWeight, Result, TensorId, TensorRead, has_memory, loaded_kind};
@@ -12,7 +12,7 @@ use crate::quantized::{Quantizable, QuantizeReport, Weights};
 use crate::tensor_parallel::part_reads;
 
 impl<M> Model<M> {
-    /// Returns `true` if parameters have no memory yet: see [`Model::deferred`].
+    /// Returns `true` if parameters have no memory yet; see [`Model::deferred`].
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred.is_some()
@@ -22,8 +22,8 @@ impl<M> Model<M> {
     /// Does nothing for other models. Needs memory for at most one parameter in addition to the model.
     ///
     /// # Errors
-    /// [`ModelError::Torch`] when memory runs out; those of [`Model::load_weights`] for values that are read from a
-    /// file. After an error only some parameters have their values: build a new model.
+    /// [`ModelError::Torch`] if memory runs out; the errors of [`Model::load_weights`] for values that are read from a
+    /// file. Only some parameters have values then, so build the model again.
     pub fn materialize(&mut self) -> Result<()> {
         self.materialize_as(&Weights::default()).map(drop)
     }
@@ -64,8 +64,8 @@ impl<M> Model<M> {
         self.freeze_quantized()
     }
 
-    /// Returns the pending values of a [deferred](Model::deferred) model, for code that allocates parameters itself,
-    /// such as sharded training. Returns `None` for other models.
+    /// Takes the sources of the values of a [deferred](Model::deferred) model, for code that allocates the parameters
+    /// itself, such as sharded training. `None` for other models.
     pub fn take_deferred_values(&mut self) -> Option<DeferredValues> {
         self.deferred.take()
     }

@@ -7,7 +7,7 @@ use super::Model;
 use crate::error::ModelError;
 use crate::hooks::ForwardHook;
 
-/// Group of parameters with a name, for example for an optimizer's group or a stage of freezing.
+/// A named group of parameters, for example for an optimizer's group or for freezing.
 #[derive(Debug)]
 pub struct NamedGroup {
     /// Name of the group.
@@ -18,11 +18,12 @@ pub struct NamedGroup {
 
 impl<M> Model<M> {
     /// Registers a hook that is called with each output of the layer of this name, until the handle is dropped
-    /// (`register_forward_hook` of PyTorch). If it returns `None` the output is unchanged, a tensor replaces it.
+    /// (`register_forward_hook` of PyTorch). If it returns a tensor, that replaces the output; `None` leaves the output
+    /// unchanged.
     ///
-    /// The layers are those of [`Model::layers`]: all that register themselves at a path, which are all layers of this
-    /// crate, and modules in [`crate::Named`]. Modules of `tch::nn` and TorchScript call no hooks. In a
-    /// [`crate::Recompute`] a hook is called a second time in the backward.
+    /// The layers are those of [`Model::layers`]: all layers of this crate, and modules in [`crate::Named`]. Modules of
+    /// `tch::nn` and TorchScript do not call hooks. In a [`crate::Recompute`] a hook is called a second time in the
+    /// backward.
     ///
     /// ```
     /// use std::sync::{Arc, Mutex};
@@ -46,7 +47,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchLayer`].
+    /// [`crate::ModelError::NoSuchLayer`] if there is no such layer.
     pub fn forward_hook(
         &mut self,
         layer: &str,
@@ -65,8 +66,8 @@ impl<M> Model<M> {
         &self.layers
     }
 
-    /// Returns the names of the direct children of a module that have parameters, in order of registration. For `""`
-    /// these are those of the whole model. Joined to the module's name with a dot they are names for
+    /// Returns the names of the direct children of a module that have parameters, in order of registration. The module
+    /// `""` is the whole model. The module's name, a dot and such a name form an argument for
     /// [`Model::parameters_under`] and [`Model::requires_grad_under`].
     ///
     /// ```
@@ -102,7 +103,7 @@ impl<M> Model<M> {
     /// Returns the parameter of this name, or all parameters below it. The name `""` stands for all parameters.
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] when there is none.
+    /// [`crate::ModelError::NoSuchParameter`] if there is no such parameter.
     pub fn parameters_under(&self, module: &str) -> Result<Vec<NamedTensor>> {
         let mut parameters = self.parameters();
         parameters.retain(|parameter| is_under(&parameter.name, module));
@@ -113,7 +114,8 @@ impl<M> Model<M> {
         Ok(parameters)
     }
 
-    /// Divides the parameters into groups, given by names of modules. Every parameter has to be in exactly one group.
+    /// Splits the parameters into named groups, each of which consists of the parameters of some modules. Every
+    /// parameter must be in exactly one group.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};

@@ -1,4 +1,4 @@
-//! Weights of a model in 8 or 4 bits.
+//! Quantisation of a model's weights to 8 or 4 bits.
 
 use brigade_torch::{Error, QuantizedWeight, Result, unallocated};
 use tch::{Kind, TchError, Tensor};
@@ -10,15 +10,15 @@ use crate::param_registry::{Entry, Role};
 use crate::quantized::{Quantizable, QuantizeReport, QuantizedSlot, Weights};
 
 impl<M> Model<M> {
-    /// Stores the weights of linear layers in 8 or 4 bits, or converts all weights to another floating-point type. A
-    /// deferred model is allocated as by [`Model::materialize`]: each weight is read, or drawn, then quantised and
-    /// freed, so that at most one whole weight is in memory in addition to the result.
+    /// Quantises the weights of linear layers to 8 or 4 bits, or converts all weights to another floating-point kind.
+    /// The parameters of a deferred model are allocated, as by [`Model::materialize`]: each weight is read or drawn,
+    /// quantised and freed, so that at most one whole weight is in memory beside the result.
     ///
-    /// Weights that files have in 8 or 4 bits are kept in their format, except for [`Weights::float`].
+    /// Weights that are quantised in their files keep that format, except with [`Weights::float`].
     ///
-    /// Afterwards the model is only for inference: it is in evaluation mode, parameters are frozen, and a quantised
-    /// weight has a name and a shape but no floating-point values. Each layer computes as [`QuantizedWeight::linear`]
-    /// does. [`Model::save_quantized`] writes the weights as they are.
+    /// From then on the model is for inference: it is in evaluation mode, parameters are frozen, and a quantised weight
+    /// has a name and a shape but no floating-point values. Layers compute by [`QuantizedWeight::linear`].
+    /// [`Model::save_quantized`] writes the quantised weights.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights};
@@ -37,9 +37,9 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for layers whose number of input features
-    /// is not a multiple of the group size, a pattern that matches no layer, a head that is tied to the embedding, and
-    /// a model whose parameters are divided over ranks or sharded. Also for a weight with infinite or NaN values, and
-    /// if memory runs out; earlier weights are quantised then.
+    /// is not divisible by the group size, a pattern that matches no layer, a head that shares the embedding's weight,
+    /// and a model that is divided over ranks or sharded. Fails for a weight with values that are infinite or NaN, and
+    /// if memory runs out; some weights are quantised then.
     pub fn quantize(&mut self, weights: &Weights) -> Result<QuantizeReport> {
         self.check_quantizable(weights)?;
         if let Some(kind) = weights.kind() {
@@ -59,13 +59,13 @@ impl<M> Model<M> {
         self.freeze_quantized()
     }
 
-    /// Returns whether weights are quantised.
+    /// Returns `true` if weights are quantised.
     #[must_use]
     pub fn is_quantized(&self) -> bool {
         self.quantizable.iter().any(|it| it.slot.is_set())
     }
 
-    /// Returns the weight `[out, in]` of a parameter that is quantised.
+    /// Returns the quantised weight `[out, in]` of a parameter, or `None` if it is not quantised.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, Weights};
@@ -81,7 +81,7 @@ impl<M> Model<M> {
         self.slot(parameter)?.get()
     }
 
-    /// Checks that no weights are quantised, for an action that needs floating-point values.
+    /// Returns an error if weights are quantised, for an action that needs floating-point values.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`].
@@ -140,7 +140,8 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Returns which layers' weights are quantised, and which of them have no kernel: a line for the start of a program.
+    /// Returns the report of the quantised layers, and of those of them without a kernel. Its `Display` text is one
+    /// line for the start of a program's log.
     #[must_use]
     pub fn quantize_report(&self) -> QuantizeReport {
         let mut report = QuantizeReport::default();

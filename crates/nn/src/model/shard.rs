@@ -1,4 +1,4 @@
-//! Models whose parameters are divided over ranks.
+//! Sharded models: models whose parameters are divided over ranks.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ fn module_of(name: &str) -> &str {
 }
 
 impl<M> Model<M> {
-    /// Returns the parameters as data, in the order of registration, for a plan of sharding: all names, shapes, types,
-    /// whether they are trained, the innermost unit that has them, and whether their module has floating-point buffers,
-    /// whose type they keep then.
+    /// Returns descriptions of the parameters, in the order of registration, for a sharding plan: names, shapes, types,
+    /// whether they are trained, the innermost unit that contains them, and whether their module has floating-point
+    /// buffers, whose type they then keep.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] for a tensor that has no type.
@@ -53,9 +53,9 @@ impl<M> Model<M> {
         described.collect()
     }
 
-    /// Divides the parameters over the ranks of groups according to a plan, and returns the sharder and this rank's
-    /// shards, for an optimizer. Afterwards the model's own parameters are whole only inside their units, and its
-    /// forward runs in [`Sharder::run_root`]. All ranks must have the same values before.
+    /// Shards the parameters over the ranks of process groups according to a plan, and returns the sharder and this
+    /// rank's shards, for an optimizer. From then on the model's own parameters are whole only while their units run,
+    /// and the forward runs in [`Sharder::run_root`]. All ranks must have the same values before.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};

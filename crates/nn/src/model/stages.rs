@@ -1,4 +1,4 @@
-//! Models of which a rank has some pipeline stages.
+//! Models of which this rank has some pipeline stages.
 
 use brigade_torch::NamedTensor;
 
@@ -88,7 +88,7 @@ fn stages_of(stages: &PipelineStages, row: &Row, entries: &[Entry]) -> Result<Ve
 }
 
 impl<M> Model<M> {
-    /// Returns how the model is cut into the stages of a pipeline; `None` for a model that was built without
+    /// Returns the division of the model into pipeline stages. `None` for a model that was built without
     /// [`ModelBuilder::pipeline`](crate::ModelBuilder::pipeline).
     #[must_use]
     pub fn pipeline(&self) -> Option<&PipelineStages> {
@@ -104,8 +104,8 @@ impl<M> Model<M> {
         parameters
     }
 
-    /// Returns the name of a batch normalisation whose statistics are those of one rank's batches; `None` where there is none,
-    /// and after [`Model::convert_sync_batch_norm`].
+    /// Returns the name of a batch normalisation whose statistics are not shared between ranks. `None` if there is no
+    /// batch normalisation, and after [`Model::convert_sync_batch_norm`].
     #[must_use]
     pub fn unshared_batch_norm(&self) -> Option<&str> {
         let first = self.batch_norms.first().filter(|_| !self.statistics.is_shared());

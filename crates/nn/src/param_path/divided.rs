@@ -1,4 +1,4 @@
-//! Registration of parameters of which a layer gets this rank's part.
+//! Registration of parameters that are divided over ranks.
 
 use brigade_sharding::{TensorPart, TensorStyle};
 use brigade_torch::ProcessGroup;
@@ -8,10 +8,10 @@ use super::ParamPath;
 use crate::{Divided, Init};
 
 impl ParamPath<'_> {
-    /// Registers a trainable parameter that is divided over the ranks of a tensor group if the plan divides it: for
-    /// layers that can compute with a part. `shape` is that of the whole parameter, followed by its dimensions of
-    /// output and of input features. Returns this rank's part with its division, or the whole parameter and `None` if
-    /// the plan does not divide it.
+    /// Registers a trainable parameter that is divided over the ranks of a tensor group if the plan contains it, for
+    /// layers that can compute with a part. `shape` is the shape of the whole parameter; it is followed by the
+    /// dimensions of output and of input features. Returns this rank's part with its division, or the whole parameter
+    /// and `None` if the plan does not divide it.
     ///
     /// Initial values are those of the undivided parameter.
     pub fn divided_parameter(

@@ -14,8 +14,8 @@ use super::{WeightsWriter, io};
 
 const STEM: &str = "model";
 
-/// Writes tensors one after the other into a folder: `model.safetensors`, or, where they do not fit into one file of
-/// `max_bytes`, `model-00001-of-00002.safetensors` and so on with `model.safetensors.index.json`, as Hugging Face's
+/// Writes tensors one after the other into a folder: to `model.safetensors`, or, if they do not fit into one file of
+/// `max_bytes`, to `model-00001-of-00002.safetensors` and so on with `model.safetensors.index.json`, as Hugging Face's
 /// libraries write them (`max_shard_size`) and [`load`](super::load) reads them.
 ///
 /// ```
@@ -53,7 +53,7 @@ impl PartsWriter {
     /// file of its own.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and when the system refuses.
+    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and if a file or folder cannot be created.
     pub fn create(
         folder: impl AsRef<Path>,
         tensors: &[(&str, TensorInfo)],
@@ -70,8 +70,8 @@ impl PartsWriter {
         Ok(Self { folder: folder.to_owned(), tensors, parts, part: 0, writer })
     }
 
-    /// Returns the places in the list of these tensors, in the order in which a writer takes them: for ranks that do not write
-    /// and take part in making each tensor whole.
+    /// Returns the indices of the tensors in the order in which a writer takes them, for ranks that do not write but
+    /// take part in gathering each tensor.
     ///
     /// # Errors
     /// [`brigade_checkpoint::Error`] for a type that safetensors lacks.
@@ -86,7 +86,7 @@ impl PartsWriter {
         Ok(order)
     }
 
-    /// Returns the place in the list of the tensor that has to be written next; `None` after the last.
+    /// Returns the index, in the list of tensors, of the one that has to be written next. `None` after the last.
     #[must_use]
     pub fn next_place(&self) -> Option<usize> {
         match self.writer.next_place() {
@@ -108,12 +108,12 @@ impl PartsWriter {
         self.writer.write(tensor)
     }
 
-    /// Renames the last file to its final name, writes the index if there are several files, and removes the weights of
-    /// an earlier save in this folder, which would otherwise be read instead of the new ones or in addition to them.
+    /// Completes the last file, writes the index if there are several files, and removes the weights of an earlier save
+    /// in this folder, which would be read instead of the new ones or together with them.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] if a tensor is missing; [`brigade_checkpoint::Error`] if a file
-    /// cannot be written or renamed.
+    /// cannot be written.
     pub fn finish(self) -> Result<(), Error> {
         let Self { folder, tensors, parts, part, writer } = self;
         if part + 1 < parts.len() {

@@ -1,4 +1,4 @@
-//! Writing of safetensors files.
+//! Writing of safetensors.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -88,7 +88,7 @@ fn write_tensor(
 /// Returns the type and shape of a tensor that is to be written to `path`.
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error::Unsupported`] for a type that weights files do not support.
+/// [`brigade_checkpoint::Error::Unsupported`] for a type that safetensors files do not support.
 pub fn info_of(name: &str, tensor: &Tensor, path: &Path) -> Result<TensorInfo, Error> {
     let kind = tensor.f_kind().map_err(ModelError::torch(format!("read the kind of {name}")))?;
     let dtype = dtype_of(kind).ok_or_else(|| brigade_checkpoint::Error::Unsupported {
@@ -100,7 +100,7 @@ pub fn info_of(name: &str, tensor: &Tensor, path: &Path) -> Result<TensorInfo, E
 }
 
 /// Writes a safetensors file one tensor after the other, so that they need not be in memory together. The file is
-/// created atomically, as with [`save`](super::save).
+/// renamed to its name when it is complete, as with [`save`](super::save).
 ///
 /// ```
 /// use brigade_checkpoint::{Dtype, TensorInfo};
@@ -134,7 +134,7 @@ impl WeightsWriter {
     /// Creates a file for these tensors.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] for a type that safetensors does not support, and if the file cannot be created.
+    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and if a file or folder cannot be created.
     pub fn create(path: impl AsRef<Path>, tensors: &[(&str, TensorInfo)]) -> Result<Self, Error> {
         let path = path.as_ref();
         let layout = layout(path, tensors)?;
@@ -151,7 +151,7 @@ impl WeightsWriter {
         })
     }
 
-    /// Returns the index of the tensor that has to be written next, or `None` after the last.
+    /// Returns the index, in the list of tensors, of the one that has to be written next. `None` after the last.
     #[must_use]
     pub fn next_place(&self) -> Option<usize> {
         self.order.get(self.written).copied()
@@ -160,8 +160,8 @@ impl WeightsWriter {
     /// Writes the tensor of [`WeightsWriter::next_place`], of any device.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor whose shape or type differs from the given list, and
-    /// after the last; [`brigade_checkpoint::Error`] if the file cannot be written; libtorch's error if the tensor
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor of another shape or type than declared, and after the
+    /// last tensor; [`brigade_checkpoint::Error`] if the file cannot be written; an error of libtorch if the tensor
     /// cannot be copied.
     pub fn write(&mut self, tensor: &Tensor) -> Result<(), Error> {
         let expected = self.next_place().map(|place| &self.infos[place]);
@@ -185,11 +185,11 @@ impl WeightsWriter {
         Ok(())
     }
 
-    /// Renames the file to its final name, once all tensors were written.
+    /// Completes the file after all tensors were written, and renames it to its name.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] if a tensor is missing; [`brigade_checkpoint::Error`] if the file
-    /// cannot be written or renamed. An older file of that name is kept then.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if a tensor is missing; [`brigade_checkpoint::Error`] if a file
+    /// cannot be written. An older file of that name is still there then.
     pub fn finish(self) -> Result<(), Error> {
         if self.written < self.order.len() {
             return Err(Error::invalid_argument(format!(

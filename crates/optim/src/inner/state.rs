@@ -1,4 +1,4 @@
-//! Saving and loading of an optimizer's state.
+//! An optimizer's state: conversion to a value, and checking and loading of a value.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Settings of an optimizer of any kind, and of one with a user-defined rule.
+//! The settings of an optimizer of any kind, and those of an optimizer with a user-defined rule.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ use crate::rule::Rule;
 use brigade_torch::Error;
 use brigade_torch::Result;
 
-/// Settings of an optimizer of any kind, for code that lets its caller choose one. All builders of this crate implement
-/// it.
+/// Settings of an optimizer of any kind, for code whose caller chooses the optimizer. Every builder of this crate
+/// implements it.
 ///
 /// ```
 /// use brigade_optim::{AdamW, OptimizerSettings, Overrides, Sgd};
@@ -34,10 +34,10 @@ pub trait OptimizerSettings: fmt::Debug + Send + Sync {
     /// Returns the learning rate of the settings.
     fn settings_lr(&self) -> f64;
 
-    /// Builds an optimizer of these parameters, with some settings replaced.
+    /// Builds an optimizer for these parameters, with some settings replaced.
     ///
     /// # Errors
-    /// Returns the errors of the settings' `build`.
+    /// Returns the same errors as `build` of the settings.
     fn build_with(&self, parameters: &[NamedTensor], overrides: Overrides) -> Result<Optimizer>;
 }
 
@@ -48,12 +48,12 @@ pub struct Overrides {
     pub lr: Option<f64>,
     /// Weight decay that replaces the settings' one.
     pub weight_decay: Option<f64>,
-    /// `true` if norms and biases have no weight decay.
+    /// `true` if norms and biases are exempt from weight decay.
     pub no_decay_on_norms_and_biases: Option<bool>,
-    /// Names of the parameters without weight decay, in place of the rule for norms and biases: for a caller that knows
-    /// the layers.
+    /// Names of the parameters that are exempt from weight decay, in place of the rule for norms and biases, for a
+    /// caller that has the list of layers.
     pub without_decay: Option<Vec<String>>,
-    /// Parameter groups, in place of the settings' own. Empty keeps those.
+    /// Parameter groups that replace the settings' groups, unless the list is empty.
     pub groups: Vec<Group>,
 }
 
@@ -70,7 +70,7 @@ impl Overrides {
     }
 }
 
-/// Settings of an optimizer with a user-defined rule, from [`Optimizer::with_rule`].
+/// Settings of an optimizer with a user-defined rule. Created by [`Optimizer::with_rule`].
 #[derive(Debug)]
 #[must_use]
 pub struct OptimizerBuilder<R> {
@@ -92,11 +92,11 @@ impl<R: Rule + 'static> OptimizerBuilder<R> {
         self
     }
 
-    /// Builds the optimizer of a model's trained parameters, or of a list of named ones.
+    /// Builds the optimizer for the trained parameters of a model, or for a list of named parameters.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained
-    /// parameter, a group whose pattern matches no parameter, and a parameter that the rule refuses.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained parameter, a
+    /// group whose pattern matches no parameter, and a parameter that the rule rejects.
     pub fn build(self, parameters: &(impl Trainable + ?Sized)) -> Result<Optimizer> {
         check("the momentum", self.momentum, 0.0..f64::INFINITY)?;
         Optimizer::from_options(&self.options, self.rule, self.momentum, parameters)

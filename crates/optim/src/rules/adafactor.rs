@@ -12,7 +12,7 @@ use crate::shards::{Shards, wide};
 
 builder! {
     /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`: for a
-    /// matrix it keeps only the means of squares of rows and columns.
+    /// matrix it stores only the mean squares of its rows and of its columns.
     ///
     /// The learning rate is 0.01 unless set and is relative to the parameter's size; the weight decay is 0
     /// unless set, and decoupled.

@@ -73,8 +73,8 @@ impl AdamW {
         AdamRule { beta2: betas.1, eps, amsgrad, maximize, decoupled: true }.checked(betas)
     }
 
-    /// Returns the defaults of fastai's `Adam`, which decays weights as AdamW does: betas (0.9, 0.99), eps 1e-5, weight
-    /// decay 0.01 but none on norms and biases.
+    /// Returns the defaults of fastai's `Adam`, which has decoupled weight decay like AdamW: betas (0.9, 0.99), eps
+    /// 1e-5, weight decay 0.01 but none on norms and biases.
     ///
     /// ```
     /// use brigade_optim::AdamW;

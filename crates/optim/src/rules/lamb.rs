@@ -10,7 +10,7 @@ use crate::rule::{Alike, Rule, ShardedStep, Step};
 
 builder! {
     /// LAMB (You et al., 2020) in fastai's form: Adam's step, scaled for each parameter by the ratio of the parameter's
-    /// norm to the step's, at most by `max_trust`.
+    /// norm to the step's norm, at most `max_trust`.
     ///
     /// The learning rate is 0.001 unless set, the weight decay 0 and decoupled.
     ///

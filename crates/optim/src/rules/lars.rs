@@ -10,9 +10,8 @@ use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, ShardedStep, Step};
 
 builder! {
-    /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, where each parameter
-    /// has a learning rate that is proportional to the ratio of its norm to that of its gradient. The arithmetic is
-    /// fastai's.
+    /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips that rate: SGD with momentum, where each
+    /// parameter's learning rate is scaled by the ratio of its norm to that of its gradient. In fastai's form.
     ///
     /// The weight decay is 0 unless set, and decoupled.
     ///

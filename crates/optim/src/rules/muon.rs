@@ -13,11 +13,11 @@ use crate::rule::{Rule, ShardedStep, Step};
 use crate::shards::{Shards, wide};
 
 builder! {
-    /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose
-    /// singular values are all made nearly 1. For the matrices of hidden layers.
+    /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: SGD with momentum whose
+    /// update is orthogonalised, so that all its singular values are nearly 1. For the matrices of hidden layers.
     ///
-    /// It steps matrices only. Biases, norms, embeddings and the last layer need another optimizer: select parameters
-    /// with [`Muon::only`] and [`Muon::except`]. A model may have two optimizers.
+    /// It updates matrices only. Biases, norms, embeddings and the last layer need another optimizer: choose parameters
+    /// with [`Muon::only`] and [`Muon::except`]; a model may have two optimizers.
     ///
     /// The learning rate is 0.001 unless set; the weight decay is 0.1 unless set, and decoupled.
     ///

@@ -9,8 +9,8 @@ use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {
-    /// Quasi-hyperbolic Adam (Ma and Yarats, 2019) with the arithmetic and the defaults of fastai's `QHAdam`: Adam,
-    /// whose numerator and denominator are weighted means of the running means and the present gradient.
+    /// Quasi-hyperbolic Adam (Ma and Yarats, 2019) with the arithmetic and the defaults of fastai's `QHAdam`: Adam
+    /// whose numerator and denominator are weighted averages of the running means and the current gradient.
     ///
     /// The learning rate is 0.001 unless set; the weight decay is 0 unless set, and decoupled (QHAdamW). With `nus` of
     /// (1, 1) it is Adam.

@@ -10,8 +10,8 @@ use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {
-    /// Rectified Adam (Liu et al., 2020): Adam, but a plain step with momentum while too few gradients have contributed
-    /// to the mean of their squares.
+    /// Rectified Adam (Liu et al., 2020): Adam, but with a plain momentum step as long as too few steps have
+    /// contributed to the mean of the squared gradients.
     ///
     /// [`RAdam::default`] has the defaults and the arithmetic of `torch.optim.RAdam`, [`RAdam::fastai`] those of
     /// fastai, and [`RAdam::ranger`] is fastai's Ranger. The learning rate defaults to 0.001.
@@ -37,22 +37,22 @@ builder! {
 /// Square root to which `eps` is added.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum EpsOf {
-    /// The root of the running mean (PyTorch).
+    /// Epsilon is added to the root of the running mean (PyTorch).
     Mean,
-    /// The root of the bias-corrected mean (fastai).
+    /// Epsilon is added to the root of the bias-corrected mean (fastai).
     Unbiased,
 }
 
 impl RAdam {
-    /// Returns fastai's RAdam: betas of (0.9, 0.99), eps of 1e-5, which is added to the root of the unbiased mean, and
-    /// decoupled weight decay.
+    /// Returns the settings of fastai's RAdam: betas (0.9, 0.99), eps 1e-5 added to the root of the bias-corrected
+    /// mean, and decoupled weight decay.
     pub fn fastai() -> Self {
         Self { betas: (0.9, 0.99), eps: 1e-5, eps_of: EpsOf::Unbiased, ..Self::default() }
             .decoupled_weight_decay(true)
     }
 
-    /// Returns fastai's Ranger: its RAdam with betas of (0.95, 0.99), eps of 1e-6, weight decay of 0.01, and
-    /// [`Lookahead`] every 6 steps with a fraction of 0.5.
+    /// Returns the settings of fastai's Ranger: RAdam with betas (0.95, 0.99), eps 1e-6, weight decay 0.01, and
+    /// [`Lookahead`] every 6 steps with alpha 0.5.
     #[doc(alias = "Ranger")]
     pub fn ranger() -> Self {
         Self { betas: (0.95, 0.99), eps: 1e-6, ..Self::fastai() }

@@ -9,11 +9,11 @@ use super::{Sequence, SequenceLabel};
 use crate::IGNORED;
 
 /// Masking of tokens for masked language modelling, as in BERT: each token that is not special is chosen with a
-/// probability of 15 %; of the chosen ones 80 % become the mask token, 10 % a random token and 10 % stay unchanged.
-/// Labels are the original tokens at the chosen positions, and -100 elsewhere.
+/// probability of 15 %. Of the chosen tokens, 80 % are replaced by the mask token and 10 % by a random token, and 10 %
+/// stay unchanged. Labels are the original ids of the chosen tokens, and -100 for the others.
 ///
-/// The choice follows from the loader's seed, the epoch and the sample, so it differs in each epoch and is the same
-/// with any number of threads and ranks.
+/// The choice depends on the loader's seed, the epoch and the sample, so that it is new in each epoch and the same with
+/// any number of threads and ranks.
 #[derive(Clone, Debug)]
 pub struct MaskedTokens {
     mask_id: i64,
@@ -41,10 +41,10 @@ impl MaskedTokens {
         Ok(Self { mask_id, vocabulary, special, probability, masked, random, whole_words: false })
     }
 
-    /// Sets the probability with which a token is chosen (0.15).
+    /// Sets the probability with which a token is chosen. Defaults to 0.15.
     ///
     /// # Errors
-    /// [`DataError::Options`] when it is not from 0 to 1.
+    /// [`DataError::Options`] if the probability is not from 0 to 1.
     pub fn probability(mut self, probability: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&probability) {
             let message = format!(
@@ -60,7 +60,7 @@ impl MaskedTokens {
     /// 0.1). The others stay unchanged.
     ///
     /// # Errors
-    /// [`DataError::Options`] when one is below 0, or both are above 1 together.
+    /// [`DataError::Options`] if a share is below 0, or their sum is above 1.
     pub fn shares(mut self, masked: f64, random: f64) -> Result<Self> {
         if !(masked >= 0.0 && random >= 0.0 && masked + random <= 1.0) {
             let message = format!(

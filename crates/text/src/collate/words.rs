@@ -1,4 +1,4 @@
-//! Words and their tokens.
+//! Assignment of tokens to words.
 
 use brigade_data::DataError;
 use brigade_rank_env::text::counted;
@@ -6,8 +6,8 @@ use brigade_torch::Result;
 
 use crate::IGNORED;
 
-/// Returns the label of each token's word, for token classification. It is -100 for tokens outside of words, and unless
-/// `all_tokens` for all tokens of a word except the first.
+/// Returns a label for each token from the labels of the words, for token classification. The label is -100 for tokens
+/// that belong to no word and, unless `all_tokens` is `true`, for all tokens of a word but its first.
 ///
 /// ```
 /// use brigade_text::align_labels;
@@ -37,8 +37,8 @@ pub fn align_labels(words: &[Option<u32>], labels: &[i64], all_tokens: bool) -> 
     words.iter().map(label).collect()
 }
 
-/// Finds words by the offsets of tokens in their text: a token that begins where the previous one ends belongs to the
-/// same word, so that `don't` is one word regardless of its tokens. Hugging Face masks whole words by the same rule.
+/// Returns the word index of each token from the tokens' offsets in the text: a token that begins where the preceding
+/// one ends belongs to the same word, so that `don't` is one word. This is Hugging Face's rule for whole-word masking.
 /// Special tokens belong to no word.
 ///
 /// ```

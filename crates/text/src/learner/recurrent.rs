@@ -1,4 +1,4 @@
-//! Callbacks for recurrent networks: the hidden state, and AR and TAR.
+//! Callbacks for training recurrent networks: hidden state, AR and TAR.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,8 +16,8 @@ use tch::{Device, Tensor};
 /// Resets the hidden state of a recurrent model before training, before validation and after the fit, and keeps it
 /// in checkpoints in the middle of an epoch (fastai's `ModelResetter`).
 ///
-/// A checkpoint contains the states of all ranks' rows, in the order of the ranks. A run that resumes with another
-/// number of ranks, and the same total number of rows, divides them again.
+/// A checkpoint contains the states of all ranks' rows, in the order of the ranks. A run that continues with another
+/// number of ranks, but the same number of rows in total, distributes them again.
 #[derive(Debug)]
 pub struct ModelResetter {
     state: RecurrentState,

@@ -1,4 +1,4 @@
-//! Methods of text Learners: encoder files, and text generation.
+//! Additional methods of text Learners: saving and loading of encoders, and text generation.
 
 use std::any::Any;
 use std::path::Path;
@@ -46,22 +46,22 @@ impl Default for Generate {
 /// Methods of a Learner that [`language_model_learner`](crate::language_model_learner) or
 /// [`text_classifier_learner`](crate::text_classifier_learner) has made.
 pub trait TextLearner {
-    /// Writes the encoder without what comes after it, from rank 0, for a classifier or for fastai's
+    /// Writes the weights of the encoder alone to a file, from rank 0, for a classifier or for fastai's
     /// `learn.load_encoder`.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write; when the model has no encoder of an AWD-LSTM.
+    /// Fails on every rank if rank 0 cannot write, or if the model has no AWD-LSTM encoder.
     fn save_encoder(&self, path: impl AsRef<Path>) -> Result<()>;
 
-    /// Loads the encoder of a language model, this crate's or fastai's, and freezes everything but the head. Every rank
-    /// has to call it.
+    /// Loads the encoder of a language model, written by this crate or by fastai, and freezes everything but the head.
+    /// Every rank calls it.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, or does not match the model: nothing was changed.
+    /// Fails if the file cannot be read or does not match the model. Nothing is changed then.
     fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()>;
 
-    /// Continues a text: returns it followed by `words` words, drawn from libtorch's generator. No other rank has to
-    /// take part.
+    /// Continues a text by `words` tokens, which are drawn with libtorch's generator, and returns both together. It
+    /// does not communicate with other ranks.
     ///
     /// # Errors
     /// Fails if the model is not a language model, or the data have no tokenizer.

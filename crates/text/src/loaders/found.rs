@@ -1,4 +1,4 @@
-//! Texts after tokenization, and the check that all ranks have the same.
+//! Discovery of texts before batches are made, and the check that all ranks have the same.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Creation of loaders from tokenized texts.
+//! Creation of loaders from the texts that were found.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Files of corpora.
+//! Format of the files of corpora.
 //!
-//! Layout, little-endian: a header with its own checksum, from byte 4,096 on the token numbers of all texts, then four
-//! tables: the end of each text, the number of occurrences of each token, the end of each token, and the concatenated
-//! tokens. The header has a checksum of the numbers and one of the tables.
+//! Layout, little-endian: a header with a checksum of itself, from byte 4,096 on the token indices of all texts, then
+//! four tables: the end of each text, the number of occurrences of each token, the end of each token, and the tokens,
+//! one after the other. The header has a checksum of the indices and one of the tables.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! Writing of corpus files.
+//! Writing of the files of corpora.
 
 use std::fs;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};

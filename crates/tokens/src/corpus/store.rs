@@ -1,4 +1,4 @@
-//! Storage of a corpus's numbers.
+//! Storage of the token indices of a corpus: in memory or in a file.
 
 use std::fmt;
 use std::fs::File;

@@ -1,7 +1,7 @@
-//! Prefixes, suffixes and infixes of spaCy's patterns, for texts without spaces.
+//! Prefixes, suffixes and infixes of spaCy's patterns.
 //!
-//! The patterns' alternatives begin with different characters or end in different ones, so each function looks at a
-//! few characters at one place; `tests/fastai/tables.py` checks that the patterns still have this form.
+//! The patterns' alternatives begin with different characters or end in different ones, so each function examines a few
+//! characters at one position; `tests/fastai/tables.py` checks that the patterns still have this form.
 
 use super::characters::{
     ALPHA, ALPHA_LOWER, ALPHA_UPPER, BEFORE_PERIOD, CHARACTERS, Class, ENDS_AFTER_DIGIT, ICON,

@@ -1,4 +1,4 @@
-//! Character classes of spaCy's patterns and Python's regular expressions.
+//! The character classes of spaCy's patterns and of Python's regular expressions.
 //!
 //! Rust's own classes follow a newer Unicode and differ from Python's (`\x1c` to `\x1f` are spaces there), and spaCy's
 //! letters are ranges of its own.

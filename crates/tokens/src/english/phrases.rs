@@ -1,4 +1,4 @@
-//! Special cases that were split as affixes, searched among the tokens.
+//! Special cases that were split at affixes, restored from the tokens.
 
 use super::{Symbol, Token};
 

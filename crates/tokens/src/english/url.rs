@@ -1,4 +1,4 @@
-//! Detection of URLs by spaCy's rules.
+//! spaCy's rules for URLs.
 
 use super::characters::{ALPHA_LOWER, CHARACTERS, DECIMAL, WORD};
 

@@ -1,4 +1,4 @@
-//! Encoded texts, and truncation.
+//! Encoded texts, and their truncation.
 
 use std::ops::Range;
 
@@ -66,20 +66,20 @@ pub struct Truncation {
 }
 
 impl Truncation {
-    /// Truncates to at most `max_length` tokens, and removes tokens from the longer text of a pair, on its right.
+    /// Creates a truncation to at most `max_length` tokens, from the longer text of a pair, on the right.
     #[must_use]
     pub const fn new(max_length: usize) -> Self {
         Self { max_length, strategy: TruncationStrategy::LongestFirst, side: Side::Right }
     }
 
-    /// Sets which text of a pair is truncated.
+    /// Sets the text of a pair that is truncated. Defaults to [`TruncationStrategy::LongestFirst`].
     #[must_use]
     pub const fn strategy(mut self, strategy: TruncationStrategy) -> Self {
         self.strategy = strategy;
         self
     }
 
-    /// Sets from which side tokens are removed.
+    /// Sets the side from which tokens are removed. Defaults to [`Side::Right`].
     #[must_use]
     pub const fn side(mut self, side: Side) -> Self {
         self.side = side;

@@ -7,7 +7,7 @@ use tokenizers::models::ModelWrapper;
 
 use super::Side;
 
-/// Token with a meaning for models.
+/// A special token of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpecialToken {
     /// Beginning of a text (`bos_token`).

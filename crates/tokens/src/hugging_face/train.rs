@@ -11,11 +11,11 @@ use super::{HuggingFaceTokenizer, refused};
 use crate::parallel::catch_panic;
 use crate::{Error, Result, TextSource};
 
-/// Trains a byte-level BPE tokenizer on texts, as GPT-2's was trained: Python's `ByteLevelBPETokenizer`.
+/// Trains a byte-level BPE tokenizer, like that of GPT-2, on texts: Python's `ByteLevelBPETokenizer`.
 ///
 /// Texts are split into words with the spaces before them, words into bytes, and the most common pairs of neighbours
-/// are merged repeatedly. The same texts give the same tokenizer, with any number of threads. Memory is proportional to
-/// the number of distinct words.
+/// are merged repeatedly. The same texts give the same tokenizer, whatever the number of threads. The distinct words of
+/// the texts are kept in memory.
 #[derive(Clone, Debug)]
 pub struct BpeTrainer {
     vocab_size: usize,
@@ -26,13 +26,13 @@ pub struct BpeTrainer {
 
 impl BpeTrainer {
     /// Creates a trainer of a vocabulary of this size, including special tokens and the 256 bytes. By default pairs
-    /// that occur twice are joined, and there are no special tokens.
+    /// that occur at least twice are merged, and there are no special tokens.
     #[must_use]
     pub fn new(vocab_size: usize) -> Self {
         Self { vocab_size, min_frequency: 2, special_tokens: Vec::new(), add_prefix_space: false }
     }
 
-    /// Sets the minimum number of occurrences of a pair that is joined.
+    /// Sets the minimum number of occurrences of a pair that is merged. Defaults to 2.
     #[must_use]
     pub fn min_frequency(mut self, times: u64) -> Self {
         self.min_frequency = times;
@@ -46,17 +46,18 @@ impl BpeTrainer {
         self
     }
 
-    /// Sets whether a space is added before each text, so that its first word is tokenized like others.
+    /// Sets whether a space is added before each text, so that its first word is tokenized like the others. Defaults to
+    /// `false`.
     #[must_use]
     pub fn add_prefix_space(mut self, add: bool) -> Self {
         self.add_prefix_space = add;
         self
     }
 
-    /// Trains a tokenizer, on the threads of rayon's global pool (`RAYON_NUM_THREADS`).
+    /// Trains a tokenizer on the threads of rayon's global pool (`RAYON_NUM_THREADS`).
     ///
     /// # Errors
-    /// Fails if the vocabulary has no room for the bytes and special tokens, or a text cannot be read.
+    /// Fails if the vocabulary size is too small for the bytes and special tokens, or a text cannot be read.
     pub fn train(&self, texts: &TextSource) -> Result<HuggingFaceTokenizer> {
         let least = ByteLevel::alphabet().len() + self.special_tokens.len();
         if self.vocab_size < least {

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use crate::english::characters::{ASSIGNED, CHARACTERS, is_space, next_space};
 
-/// Converts words in capitals to lowercase, with `xxup` before those of two characters or more.
+/// Converts words in capitals to lower case, with `xxup` before those of two characters or more.
 ///
-/// A word goes from space to space, begins with `A` to `Z` and has none of `a` to `z`.
+/// A word extends from space to space. It is in capitals if it begins with `A` to `Z` and contains no `a` to `z`.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_all_caps;
@@ -19,10 +19,10 @@ pub fn replace_all_caps(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Converts words whose only capital is the first letter to lowercase, with `xxmaj` before those of two characters or
-/// more.
+/// Converts capitalised words to lower case, with `xxmaj` before those of two characters or more.
 ///
-/// A word goes from space to space, begins with `A` to `Z` and has no other letter of these.
+/// A word extends from space to space. It is capitalised if it begins with `A` to `Z` and contains no other of these
+/// letters.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_maj;
@@ -64,7 +64,8 @@ fn replace_words<'a>(text: &'a str, token: &str, is: impl Fn(&str) -> bool) -> C
     Cow::Owned(out)
 }
 
-/// Converts a text to lowercase and trims it, with `xxbos ` before it if `add_bos`, and ` xxeos` after it if `add_eos`.
+/// Converts a text to lower case and removes spaces at its ends. Adds `xxbos ` before it if `add_bos` is `true`, and `
+/// xxeos` after it if `add_eos` is `true`.
 ///
 /// ```
 /// use brigade_tokens::rules::lowercase;

@@ -1,12 +1,13 @@
-//! Decoding of special tokens.
+//! Decoding of fastai's special tokens.
 
 use super::case::{push_lowercase, push_uppercase};
 use crate::english::characters::{decimal, is_space};
 use crate::{Error, Result, TokenList};
 
-/// Reverts the rules for capitals and repetitions, as fastai's `decode_spec_tokens` does.
+/// Restores the capitals and repetitions that the rules have replaced by special tokens, like fastai's
+/// `decode_spec_tokens`.
 ///
-/// As in fastai, after a first `xxrep` or `xxwrep` every token is repeated, until a token for capitals follows.
+/// As in fastai, after the first `xxrep` or `xxwrep` every token is repeated, until the next `xxup` or `xxmaj`.
 ///
 /// ```
 /// use brigade_tokens::TokenList;
@@ -18,7 +19,7 @@ use crate::{Error, Result, TokenList};
 /// ```
 ///
 /// # Errors
-/// Fails if repetitions make a text of more than 1 GiB: a count may be any number.
+/// Fails if repetitions make a text of more than 1 GiB, because a count may be any number.
 pub fn decode_special_tokens(tokens: &TokenList) -> Result<TokenList> {
     let mut decoded = TokenList::new();
     let (mut rule, mut count) = (None, None);

@@ -1,13 +1,13 @@
-//! Removal of HTML from texts.
+//! Remnants of HTML in texts.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Replaces the remains of markup that fastai's `fix_html` replaces: broken and whole character references, `<br />`,
-/// `\n` and `\"` in two characters, ` @-@ ` of WikiText, and `...` by ` …`.
+/// Replaces remnants of HTML and of WikiText, like fastai's `fix_html`: broken and complete character references, `<br
+/// />`, `\n` and `\"` in two characters, ` @-@ ` of WikiText, and `...` by ` …`.
 ///
-/// Named references are those of HTML 5, with and without their `;`, as in Python's `html.unescape`.
+/// Named character references are those of HTML 5, with and without their `;`, like in Python's `html.unescape`.
 ///
 /// ```
 /// use brigade_tokens::rules::fix_html;

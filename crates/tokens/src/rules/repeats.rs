@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::english::characters::{CHARACTERS, WORD, is_space, next_space};
 
-/// Replaces a character that occurs three times or more in a row with ` xxrep COUNT CHARACTER `.
+/// Replaces a character that occurs three times or more in a row by ` xxrep COUNT CHARACTER `.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_rep;
@@ -64,7 +64,7 @@ fn push_repeated(out: &mut String, token: &str, count: usize, what: &str) {
     let _ = write!(out, " {token} {count} {what} ");
 }
 
-/// Replaces a word that occurs three times or more in a row with ` xxwrep COUNT WORD `.
+/// Replaces a word that occurs three times or more in a row by ` xxwrep COUNT WORD `.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_wrep;

@@ -40,13 +40,13 @@ impl Default for FolderOptions {
 }
 
 impl FolderOptions {
-    /// Selects all files whose names end in `.txt`, in nested folders too.
+    /// Creates options to find all files whose names end in `.txt`, including those in sub-folders.
     #[must_use]
     pub fn new() -> Self {
         Self { extensions: vec!["txt".into()], folders: Vec::new(), recurse: true, split: None }
     }
 
-    /// Sets the extensions of text files, compared without case. Without any, all files are texts.
+    /// Sets the file extensions, in upper or lower case. With an empty list, all files are texts. Defaults to `txt`.
     #[must_use]
     pub fn extensions<E: Into<String>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         let extensions = extensions.into_iter().map(Into::into);
@@ -56,14 +56,14 @@ impl FolderOptions {
         self
     }
 
-    /// Restricts the search to these folders directly below the root; `.` is the root itself.
+    /// Restricts the search to these folders directly below the root. `.` stands for the root itself.
     #[must_use]
     pub fn folders<F: Into<String>>(mut self, folders: impl IntoIterator<Item = F>) -> Self {
         self.folders = folders.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Sets whether nested folders are searched.
+    /// Sets whether sub-folders are searched. Defaults to `true`.
     #[must_use]
     pub fn recurse(mut self, recurse: bool) -> Self {
         self.recurse = recurse;
@@ -71,7 +71,7 @@ impl FolderOptions {
     }
 
     /// Divides the texts into training and validation texts by the name of the parent of their folder, like fastai's
-    /// `GrandparentSplitter`. Texts of other folders are omitted.
+    /// `GrandparentSplitter`. Texts of other folders are left out.
     #[must_use]
     pub fn split_by_folder(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
         self.split = Some((train.into(), valid.into()));

@@ -37,20 +37,21 @@ impl Default for LinesOptions {
 }
 
 impl LinesOptions {
-    /// Reads each line as a text, without its end. Lines with nothing but white space are skipped.
+    /// Creates options by which each line, without its end, is a text. Lines that contain only white space are left
+    /// out.
     #[must_use]
     pub fn new() -> Self {
         Self { json: None, label: None, valid: None, keep_blank: false }
     }
 
-    /// Reads each line as a JSON object with these fields of a text.
+    /// Creates options by which each line is a JSON object, of which these fields are a text.
     #[must_use]
     pub fn json<F: Into<String>>(fields: impl IntoIterator<Item = F>) -> Self {
         let fields = fields.into_iter().map(Into::into).collect();
         Self { json: Some(fields), ..Self::new() }
     }
 
-    /// Sets the field of the object with the label: a string, a number, or a Boolean.
+    /// Sets the field of the object that contains the label: a string, a number or a Boolean.
     #[must_use]
     pub fn label_field(mut self, field: impl Into<String>) -> Self {
         self.label = Some(field.into());
@@ -64,17 +65,17 @@ impl LinesOptions {
         self
     }
 
-    /// Sets whether lines with nothing but white space are texts. They never are in JSON files. Defaults to `false`.
+    /// Sets whether lines that contain only white space are texts. With JSON they never are. Defaults to `false`.
     #[must_use]
     pub fn keep_blank(mut self, keep: bool) -> Self {
         self.keep_blank = keep;
         self
     }
 
-    /// Opens a file, and reads all of it once for labels and the offsets of lines.
+    /// Opens a file, and reads all of it once to find the labels and the positions of lines.
     ///
     /// # Errors
-    /// Fails if it cannot be read, has no texts, a line is not UTF-8 or not JSON, or a field is missing.
+    /// Fails if the file cannot be read, has no texts, a line is not UTF-8 or not JSON, or a field is missing.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<TextSource> {
         let path = path.as_ref();
         if self.json.is_none() && (self.label.is_some() || self.valid.is_some()) {

@@ -36,7 +36,7 @@ const LABEL: &str = "label";
 const IS_VALID: &str = "is_valid";
 
 impl ParquetOptions {
-    /// Reads the column `text`, and the columns `label` and `is_valid` if the file has them.
+    /// Creates options that read the column `text`, and the columns `label` and `is_valid` if the file has them.
     #[must_use]
     pub fn new() -> Self {
         Self { text: vec!["text".into()], label: None, valid: None }
@@ -49,8 +49,8 @@ impl ParquetOptions {
         self
     }
 
-    /// Sets the column with the label: strings, numbers, or Booleans. Numbers are converted to the names in the
-    /// metadata of Hugging Face's `ClassLabel`, if the file has them.
+    /// Sets the column with the label: strings, numbers or Booleans. Numbers are replaced by their names if the
+    /// metadata contain a Hugging Face `ClassLabel`.
     #[must_use]
     pub fn label_column(mut self, column: impl Into<String>) -> Self {
         self.label = Some(column.into());
@@ -64,8 +64,8 @@ impl ParquetOptions {
         self
     }
 
-    /// Opens tables, whose rows are concatenated, and reads their labels. Texts are read in order, a row group at a
-    /// time; reading a single text takes the time of its whole group.
+    /// Opens tables, whose rows are concatenated, and reads their labels. Texts are read in order, one row group at a
+    /// time; reading a single text takes the time of its whole row group.
     ///
     /// # Errors
     /// Fails if a file cannot be read or is damaged, a column is missing or of another type, or there are no rows.

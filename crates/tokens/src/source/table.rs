@@ -45,8 +45,8 @@ const LABEL: &str = "label";
 const IS_VALID: &str = "is_valid";
 
 impl CsvOptions {
-    /// Reads the column `text`, and the columns `label` and `is_valid` if the file has them, separated by commas after
-    /// a header line, like fastai's `TextDataLoaders.from_csv`.
+    /// Creates options that read the column `text`, and the columns `label` and `is_valid` if the file has them,
+    /// separated by commas after a header line, like fastai's `TextDataLoaders.from_csv`.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -59,23 +59,23 @@ impl CsvOptions {
         }
     }
 
-    /// Sets the separator of columns. Defaults to a comma.
+    /// Sets the byte between columns. Defaults to a comma.
     #[must_use]
     pub fn delimiter(mut self, delimiter: u8) -> Self {
         self.delimiter = delimiter;
         self
     }
 
-    /// Sets whether the first line has the names of the columns. Without names, columns are numbered from 0. Defaults
-    /// to `true`.
+    /// Sets whether the first line contains the names of the columns. Without names, columns are numbers from 0.
+    /// Defaults to `true`.
     #[must_use]
     pub fn header(mut self, header: bool) -> Self {
         self.header = header;
         self
     }
 
-    /// Sets whether quotation marks enclose values, or are a part of them, as in some files of GLUE. Defaults to
-    /// `true`.
+    /// Sets whether quotation marks enclose values. With `false`, they are part of the values, as in some files of
+    /// GLUE. Defaults to `true`.
     #[must_use]
     pub fn quoting(mut self, quoting: bool) -> Self {
         self.quoting = quoting;
@@ -103,11 +103,11 @@ impl CsvOptions {
         self
     }
 
-    /// Opens a file, and reads all of it once for labels and the offsets of rows.
+    /// Opens a file, and reads all of it once to find the labels and the positions of rows.
     ///
     /// # Errors
-    /// Fails if it cannot be read, has no rows, a column is missing, lines differ in their number of columns, or a
-    /// requested value is not UTF-8.
+    /// Fails if the file cannot be read, has no rows, a column is missing, lines differ in their number of columns, or
+    /// a value in one of the columns is not UTF-8.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<TextSource> {
         let path = path.as_ref();
         if self.text.is_empty() {

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-/// Number of occurrences of each token, and the position of its first one.
+/// Number of occurrences of each token, and the position of its first occurrence.
 ///
-/// Threads that count different texts have separate counts. The result of [`merge`](Self::merge) does not depend on the
-/// division of texts among threads or the order of merging.
+/// Each thread can count some of the texts; the result of [`merge`](Self::merge) does not depend on the division of the
+/// texts among threads, nor on the order of merging.
 ///
 /// ```
 /// use brigade_tokens::TokenCounts;
@@ -37,7 +37,7 @@ impl TokenCounts {
         Self::default()
     }
 
-    /// Counts the tokens of the text with the index `text`. Each text may be counted only once.
+    /// Adds the tokens of the text with index `text`. Add each text once.
     pub fn add<'a>(&mut self, text: u64, tokens: impl IntoIterator<Item = &'a str>) {
         for (token, place) in tokens.into_iter().zip(0..) {
             self.add_times(token, 1, (text, place));
@@ -81,8 +81,8 @@ impl TokenCounts {
         self.counts.is_empty()
     }
 
-    /// Returns all tokens with their numbers of occurrences, the most common first, and equally common ones in the
-    /// order of their first occurrence: the order of Python's `Counter.most_common`.
+    /// Returns all tokens with their numbers of occurrences, the most common first, equally common ones in the order of
+    /// their first occurrence: the order of Python's `Counter.most_common`.
     #[must_use]
     pub fn most_common(&self) -> Vec<(&str, u64)> {
         let mut all: Vec<(&Box<str>, &Count)> = self.counts.iter().collect();

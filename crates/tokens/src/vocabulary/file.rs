@@ -35,7 +35,7 @@ const FORMAT: &str = "brigade-vocabulary";
 const VERSION: u32 = 1;
 
 impl Vocabulary {
-    /// Writes the vocabulary as JSON. An existing file is replaced when all of the new one is written.
+    /// Writes the vocabulary as JSON. An existing file is replaced when the new one is complete.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
@@ -44,7 +44,7 @@ impl Vocabulary {
         write_whole(path.as_ref(), |file| file.write_all(json.as_bytes()))
     }
 
-    /// Returns the JSON that [`save`](Self::save) writes.
+    /// Returns the vocabulary as JSON, like [`save`](Self::save) writes it.
     #[must_use]
     pub fn to_json(&self) -> String {
         let unknown = serde_json::json!(self.unknown);
@@ -56,11 +56,11 @@ impl Vocabulary {
         )
     }
 
-    /// Reads a vocabulary that [`save`](Self::save) wrote, or a list of tokens: as JSON, or as a pickle of protocols 2
-    /// to 5 if the file's name ends in `.pkl` (fastai's vocabularies). Nothing in a pickle is executed.
+    /// Reads a vocabulary that [`save`](Self::save) wrote, or a list of tokens: as JSON, or, if the file's name ends in
+    /// `.pkl`, as a Python pickle of protocol 2 to 5 (fastai's vocabularies). Nothing in a pickle is executed.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, has another format, or is of a newer version.
+    /// Fails if the file cannot be read, is not such a file, or is of a newer version.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(io_error(path))?;
@@ -71,7 +71,7 @@ impl Vocabulary {
             .map_err(|error| Error::Format { path: path.into(), detail: error.to_string() })
     }
 
-    /// Parses the JSON that [`save`](Self::save) writes, or a JSON list of tokens.
+    /// Reads a vocabulary from the JSON that [`save`](Self::save) writes, or from a JSON list of tokens.
     ///
     /// # Errors
     /// Fails if the bytes are neither, or of a newer version.

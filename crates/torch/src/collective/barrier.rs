@@ -13,7 +13,7 @@ impl ProcessGroup {
     /// Waits until all ranks have called it.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Collective`] if the communication fails.
     #[track_caller]
     pub fn barrier(&self) -> Result<(), Error> {
         self.start_barrier()?.wait()
@@ -32,12 +32,12 @@ impl ProcessGroup {
         Ok(pending.giving(()))
     }
 
-    /// Waits until all ranks have called it, as a barrier that reports missing ranks: rank 0 waits for every rank, and
-    /// its error names all that did not arrive within the limit ([`crate::CollectiveError::missing`]). Gloo only.
+    /// Waits until all ranks have called it, and reports missing ranks: rank 0 waits for every rank, and its error
+    /// contains all ranks that did not arrive within the limit ([`crate::CollectiveError::missing`]). Gloo only.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`], on rank 0 with the missing ranks, on the others because rank 0 did not
-    /// answer.
+    /// [`crate::TorchError::Collective`], on rank 0 with the missing ranks, on other ranks because rank 0 did not
+    /// respond.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};

@@ -1,4 +1,4 @@
-//! Collectives that copy: from one rank to all, from all to one, from all to all.
+//! Collectives that copy data: from one rank to all, from all ranks to one, from all to all.
 
 use std::time::Instant;
 
@@ -75,7 +75,7 @@ impl ProcessGroup {
     /// Gathers the tensors of all ranks on every rank, in the order of ranks.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Collective`] if the communication fails.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -116,7 +116,7 @@ impl ProcessGroup {
     /// scalar becomes `[size]`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Collective`] if the communication fails.
     #[track_caller]
     pub fn all_gather_flat(&self, tensor: &Tensor) -> Result<Tensor, Error> {
         self.begin_all_gather_flat(tensor)?.wait()
@@ -150,7 +150,7 @@ impl ProcessGroup {
     }
 
     /// Gathers each tensor as [`ProcessGroup::all_gather_flat`] does, in one operation, or in several concurrent ones
-    /// with Gloo and ranks that are not Brigade's.
+    /// with Gloo if some ranks are not Brigade's.
     ///
     /// # Errors
     /// Returns the same errors as [`ProcessGroup::all_gather_flat`], and [`crate::Fault::Invalid`] when the tensors are

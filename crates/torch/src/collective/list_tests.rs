@@ -1,5 +1,5 @@
-//! Uses that c10d allows beyond the safe functions: parts of different lengths, and tensors with dimensions in any
-//! order. Ranks are threads.
+//! Tests of features of c10d beyond the safe functions: parts of several lengths, tensors in any memory format. Ranks
+//! are threads.
 
 use std::thread;
 use std::time::Duration;

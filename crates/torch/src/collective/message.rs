@@ -74,7 +74,7 @@ impl ProcessGroup {
     /// Receives a tensor that any rank sends with the tag, and returns the sender's rank. Gloo only.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Collective`] if the communication fails.
     pub fn recv_any(&self, tensor: &mut Tensor, tag: u16) -> Result<usize, Error> {
         let (_, source) = self.begin_recv_any(tensor.shallow_clone(), tag)?.wait_source()?;
         source.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Collectives that combine the values of all ranks.
+//! Collectives that reduce the values of all ranks.
 
 use tch::{Kind, Tensor};
 
@@ -219,8 +219,8 @@ impl ProcessGroup {
     /// Reduces `[size * n, …]` over all ranks and returns rows `rank * n .. (rank + 1) * n`.
     ///
     /// # Errors
-    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when the rows do not
-    /// divide by the number of ranks.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] if the number of rows is
+    /// not divisible by the number of ranks.
     #[track_caller]
     pub fn reduce_scatter_flat(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, Error> {
         self.begin_reduce_scatter_flat(input, op)?.wait()
@@ -257,8 +257,8 @@ impl ProcessGroup {
         Ok(divided(pending.giving(output).reading([input]), divisor))
     }
 
-    /// Reduces each tensor as [`ProcessGroup::reduce_scatter_flat`] does, in one operation, or in several concurrent
-    /// ones with Gloo and ranks that are not Brigade's, or for types and operations that only Gloo has.
+    /// Reduces each tensor like [`ProcessGroup::reduce_scatter_flat`], in one operation, or in several concurrent ones
+    /// with Gloo if some ranks are not Brigade's, or for types and operations that only Gloo supports.
     ///
     /// # Errors
     /// Returns the same errors as [`ProcessGroup::reduce_scatter_flat`], and [`crate::Fault::Invalid`] when the tensors

@@ -1,4 +1,4 @@
-//! GPUs through CUDA: whether this process can use them, and the reason if it cannot.
+//! GPUs through CUDA, and the reasons why this process cannot use them.
 
 use tch::Device;
 
@@ -86,7 +86,7 @@ pub enum CudaUnavailable {
     /// The driver is installed, but no GPU is available to this process.
     #[error("the NVIDIA driver finds no GPU")]
     NoDevice,
-    /// `CUDA_VISIBLE_DEVICES` names no GPU of this machine.
+    /// `CUDA_VISIBLE_DEVICES` does not contain a GPU of this machine.
     #[error("CUDA_VISIBLE_DEVICES={0} leaves no GPU")]
     Hidden(String),
     /// CUDA did not start for another reason.
@@ -100,7 +100,7 @@ pub enum CudaUnavailable {
 }
 
 /// Returns the number of GPUs that this process can use through CUDA, which is never 0. The first call starts the
-/// driver, but makes no context on a GPU.
+/// driver, but does not create a context on a GPU.
 ///
 /// # Errors
 /// Returns the reason why there is none.
@@ -126,8 +126,8 @@ pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
     )
 }
 
-/// Returns the number of GPUs that this process can use: an error without the feature `cuda`, unless other code has
-/// registered devices under the name with libtorch.
+/// Returns the number of GPUs that this process can use. Without the feature `cuda` this is an error, unless other code
+/// has registered devices of that name with libtorch.
 ///
 /// # Errors
 /// [`CudaUnavailable::NotCompiled`].

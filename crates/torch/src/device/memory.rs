@@ -29,7 +29,7 @@ impl DeviceMemory {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] for a GPU that is not there or that nothing was computed on yet.
+    /// [`crate::TorchError::Libtorch`] for a GPU that does not exist or that was not used yet.
     pub fn of(device: Device) -> Result<Option<Self>, Error> {
         let Some(index) = gpu(device)? else { return Ok(None) };
         let failed = |error: &cxx::Exception| Error::libtorch("device_memory", error);

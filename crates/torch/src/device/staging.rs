@@ -1,4 +1,4 @@
-//! Copies between the host and a GPU without a wait.
+//! Asynchronous copies between the host and a GPU.
 
 use tch::{Device, Tensor};
 
@@ -19,15 +19,15 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`], as when memory is full.
+/// [`crate::TorchError::Libtorch`] if the copy fails, for example because memory is full.
 pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Error> {
     ffi::copy_to_host(borrow(from), &borrow_optional(into))
         .map(own)
         .map_err(|error| Error::libtorch("copy to the host", &error))
 }
 
-/// Starts to copy a tensor to a device through pinned memory, on this thread's stream, and does not wait for it: later
-/// kernels of this thread on the device come behind the copy. The tensor may be changed at once. For the CPU, and if it
+/// Starts to copy a tensor to a device through pinned memory, on this thread's stream, without waiting for it: later
+/// kernels of this thread on the device run after the copy. The tensor may be changed at once. For the CPU, and if it
 /// is on the device already, the tensor itself is returned.
 ///
 /// ```
@@ -39,8 +39,8 @@ pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Erro
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`], as when memory is full; [`crate::TorchError::Tensor`] for a copy of a GPU's
-/// tensor to the CPU that fails.
+/// [`crate::TorchError::Libtorch`] if the copy fails, for example because memory is full; [`crate::TorchError::Tensor`]
+/// if the copy of a GPU's tensor to the CPU fails.
 pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
     let Some(index) = gpu(device)? else { return Ok(from.f_to_device(device)?) };
     ffi::copy_to_gpu(borrow(from), index)
@@ -57,10 +57,10 @@ pub(crate) fn begin_copy(from: &Tensor, into: &Tensor) -> Result<(), Error> {
 }
 
 /// Returns a tensor in pinned memory of the host, with the shape, strides and kind of another one. Its values are not
-/// set. Copies between it and a GPU run beside the work of the host.
+/// set. Copies between it and a GPU run concurrently with the host.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] without a GPU, and when memory is full.
+/// [`crate::TorchError::Libtorch`] without a GPU, and if memory is full.
 pub fn pinned_like(like: &Tensor) -> Result<Tensor, Error> {
     ffi::pinned_like(borrow(like))
         .map(own)

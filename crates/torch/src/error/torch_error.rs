@@ -58,16 +58,17 @@ pub enum TorchError {
         /// Parameter in its place on the rank that differs.
         found: String,
     },
-    /// A rank ran out of data in a join that ends in that case.
+    /// A rank ran out of data in a join with
+    /// [`JoinOptions::throw_on_early_termination`](crate::JoinOptions::throw_on_early_termination).
     #[error("rank {rank} has no more data, which ends the join (throw_on_early_termination)")]
     EarlyTermination {
         /// First rank without data.
         rank: usize,
     },
-    /// The calls of the ranks differ, found in debug mode.
+    /// The ranks' next operations differ, found in debug mode.
     #[error("{0}")]
     Desync(Box<crate::check::Desync>),
-    /// A file is shorter than it was, or than it should be.
+    /// A file is shorter than expected, or than when it was opened.
     #[error(
         "{} was cut short while it was read: expected {expected} bytes, found {found}; make sure that no \
          other process writes it, and copy it again",
@@ -157,7 +158,7 @@ pub enum Fault {
     Unsupported,
     /// Memory ran out on the host or the device.
     OutOfMemory,
-    /// The arguments do not fit the operation.
+    /// The arguments are invalid for the operation.
     Invalid,
 }
 

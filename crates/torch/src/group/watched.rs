@@ -1,8 +1,8 @@
-//! Time limit of a device's work for all ranks that c10d's watchdog does not watch: [`ProcessGroup::watch`].
+//! Time limit of device work that c10d's watchdog does not monitor: [`ProcessGroup::watch`].
 //!
-//! The watchdog does not see the operations of a recorded step. A thread of this module queries the event behind each
-//! replay, numbers it as a collective, and aborts the group at the time limit. The error is stored before the abort,
-//! since NCCL frees a communicator only when the graphs that use it are gone.
+//! The watchdog does not monitor the operations of a recorded step. A thread of this module queries the event after
+//! each replay, numbers the replay as a collective, and aborts the group at the time limit. The error is stored before
+//! the abort, because NCCL frees a communicator only after the graphs that use it are dropped.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -44,14 +44,14 @@ struct State {
 }
 
 impl ProcessGroup {
-    /// Applies the group's time limit to a device's work in which all ranks meet and that c10d does not watch, such as
-    /// a replayed graph with collectives. Does not wait.
+    /// Applies the group's time limit to device work that contains collectives and is not monitored by c10d, such as a
+    /// replayed graph. Does not wait.
     ///
     /// A thread calls `is_done` (such as [`StreamEvent::is_done`](crate::StreamEvent::is_done)) every 50 ms. Work that
     /// is not done within the limit, counted from this call or from the end of the work before it, fails: the thread
     /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the
-    /// error. The work is numbered as a collective, so that the error contains the ranks that had not arrived. All
-    /// ranks must call this in the same order.
+    /// error. The work is numbered like a collective, so that the error contains missing ranks; all ranks must call it
+    /// in the same order.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store, StreamEvent};
@@ -90,11 +90,12 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Returns `Ok` if all watched work was done in time so far ([`ProcessGroup::watch`]), otherwise its error, once.
+    /// Checks that all work that was passed to [`ProcessGroup::watch`] was done within the time limit so far. An error
+    /// is returned once.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`];
-    /// the error of the question, where the device has failed.
+    /// [`crate::TorchError::Collective`] with [`Fault::Timeout`] for work that was not done within the limit, after
+    /// that with [`Fault::Aborted`]; the error of `is_done` if the device has failed.
     pub fn watched(&self) -> Result<(), Error> {
         let failure = self.inner().watched.state.lock().failure.take();
         match failure {

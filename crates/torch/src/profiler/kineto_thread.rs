@@ -1,8 +1,8 @@
 //! The thread that Kineto, libtorch's profiler, starts at the first recording.
 //!
-//! Kineto stops it when the process exits: it notifies a condition variable once and joins the thread. The thread does
-//! not check for the stop before it waits, and then waits for five minutes. A process that exits between the thread's
-//! start and its wait lasts for these five minutes, so the first recording begins once the thread waits.
+//! Kineto stops it when the process exits: it notifies a condition variable once and joins the thread. A notification
+//! before the thread waits is lost, and the wait takes five minutes. A process that exits between the thread's start
+//! and its wait would hang for five minutes, so the first recording begins only when the thread waits.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,9 +1,9 @@
-//! Training that continues after some ranks have run out of data.
+//! Join of ranks with unequal inputs: some ranks have run out of data while others still train.
 //!
-//! In a join, every forward that records gradients begins with one small all-reduce, the roll. It determines which
-//! ranks still have data, and whether their backward will reduce. A rank without data takes part in the roll and then
-//! sends the messages that the others' reducers wait for: the buffers' broadcast, and zeros for every bucket
-//! (DistributedDataParallel's join, in one message for its three).
+//! In a join, every forward that records gradients begins with a small all-reduce of which ranks still have data and
+//! whose backward will reduce. A rank without data takes part in it and then in the operations of the others' reducers:
+//! the buffers' broadcast, and the all-reduce of every bucket, with zeros. This is DistributedDataParallel's join, with
+//! one message instead of three.
 
 use tch::{Kind, Tensor};
 
@@ -30,7 +30,7 @@ impl Default for JoinOptions {
     }
 }
 
-/// Iteration of the other ranks that a [`Reducer::shadow`] took part in.
+/// Result of [`Reducer::shadow`]: the iteration of the other ranks in which this rank took part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shadowed {
     /// The end of the join: no rank has any data left.
@@ -39,7 +39,7 @@ pub enum Shadowed {
     WithoutReduction,
     /// A forward and its backward, in which gradients were reduced.
     Reduced {
-        /// `true` if the gradients were finite in the element that a [`crate::LossFlag`] marks.
+        /// `true` if the gradients were finite in the element in which a [`crate::LossFlag`] signals a non-finite loss.
         finite: bool,
     },
 }
@@ -77,9 +77,9 @@ impl Reducer {
     /// Takes part in one iteration of the other ranks, on a rank that has run out of data.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::EarlyTermination`] when that was
-    /// asked for; [`crate::ErrorKind::InvalidArgument`] when the others disagree, or outside of a join; that of a
-    /// [`crate::GradientHook`].
+    /// [`crate::TorchError::Collective`] if a peer was lost; [`crate::TorchError::EarlyTermination`] with
+    /// [`JoinOptions::throw_on_early_termination`]; [`crate::ErrorKind::InvalidArgument`] if the other ranks differ in
+    /// whether they reduce, or outside of a join; the error of a [`crate::GradientHook`].
     pub fn shadow(&self) -> Result<Shadowed, Error> {
         let roll = self.roll(GONE)?;
         if roll.active == 0 {
@@ -105,11 +105,11 @@ impl Reducer {
         Ok(Shadowed::Reduced { finite })
     }
 
-    /// Ends a join on all ranks, when none has data left: all receive the parameters and buffers of a rank that had
-    /// data to the end.
+    /// Ends a join on all ranks, after none has data left: all ranks receive the parameters and buffers of a rank that
+    /// had data until the end.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone.
+    /// [`crate::TorchError::Collective`] if a peer was lost.
     pub fn end_join(&self) -> Result<(), Error> {
         let authority = self.leave_join().and_then(|join| join.authority);
         match authority {
@@ -119,7 +119,7 @@ impl Reducer {
         }
     }
 
-    /// Ends a join on this rank alone, after an error. Nothing is sent.
+    /// Ends a join on this rank alone, after an error, without communication.
     pub fn abandon_join(&self) {
         self.leave_join();
     }

@@ -15,7 +15,7 @@ pub enum Lighting {
         /// Probability of the transform. Defaults to 0.75.
         p: f64,
     },
-    /// fastai's `Contrast`: multiplies by a factor that is log-uniform from `1 − max` to its inverse.
+    /// fastai's `Contrast`: multiplies by a number that is log-uniform from `1 − max` to its inverse.
     Contrast {
         /// Maximum change (fastai's `max_lighting`). Defaults to 0.2.
         max: f64,
@@ -32,8 +32,9 @@ pub enum Lighting {
     },
 }
 
-/// fastai's `Hue`: rotates the hue, after all [`Lighting`] transforms, by a number that is log-uniform from `1 − max`
-/// to its inverse; whole turns have no effect. Images must have one channel, which has no hue, or three.
+/// fastai's `Hue`: rotates the hue by a number of turns that is log-uniform from `1 − max` to its inverse, so that only
+/// its distance from 1 has an effect. It is applied after all changes of [`Lighting`]. Images must have one channel,
+/// which stays unchanged, or three.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hue {
     /// Maximum change (fastai's `max_hue`). Defaults to 0.1.

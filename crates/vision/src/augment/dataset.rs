@@ -1,4 +1,4 @@
-//! Data sets whose batches contain the random parameters of their augmentation.
+//! Datasets whose batches contain the numbers that were drawn for them.
 
 use brigade_data::{BatchContext, BatchedDataset};
 use brigade_torch::Result;
@@ -7,14 +7,16 @@ use tch::Tensor;
 use super::Augment;
 
 impl Augment {
-    /// Wraps a data set, so that its batches have a third tensor with the random parameters: images, labels, `[n, 25]`.
+    /// Wraps a dataset, so that its batches have a third tensor, `[n, 25]`, with the numbers that were drawn for the
+    /// transforms: images, labels, numbers.
     #[must_use]
     pub fn dataset<D>(&self, dataset: D) -> AugmentedDataset<D> {
         AugmentedDataset { dataset, augment: self.clone() }
     }
 }
 
-/// Data set of images whose batches contain the random parameters of an [`Augment`]; created by [`Augment::dataset`].
+/// A dataset of images whose batches contain the numbers that an [`Augment`] has drawn for them. Created by
+/// [`Augment::dataset`].
 #[derive(Clone, Debug)]
 pub struct AugmentedDataset<D> {
     dataset: D,
@@ -22,14 +24,15 @@ pub struct AugmentedDataset<D> {
 }
 
 impl<D> AugmentedDataset<D> {
-    /// Returns the wrapped data set.
+    /// Returns the wrapped dataset.
     pub fn inner(&self) -> &D {
         &self.dataset
     }
 
-    /// Transforms the images of a batch in the thread that makes the batch, on the device of the images: a GPU whose
-    /// [data set is on it](brigade_data::TensorDataset::to_device) computes them beside the training step. Batches are
-    /// images, unchanged labels, and the parameters for [`Augment::targets`].
+    /// Returns a dataset that transforms the images of a batch in the thread that makes the batch, on the device of the
+    /// images: for a dataset [on a GPU](brigade_data::TensorDataset::to_device), the transforms run on the GPU
+    /// concurrently with the training step. Batches are images, unchanged labels, and the numbers for
+    /// [`Augment::targets`].
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
@@ -61,7 +64,7 @@ impl<D> AugmentedDataset<D> {
     }
 }
 
-/// Data set of images whose batches are transformed; created by [`AugmentedDataset::applied`].
+/// A dataset of images whose batches are transformed. Created by [`AugmentedDataset::applied`].
 #[derive(Clone, Debug)]
 pub struct AppliedDataset<D>(AugmentedDataset<D>);
 

@@ -1,4 +1,4 @@
-//! Random parameters of a batch: a row for each sample.
+//! Random numbers of a batch: a row for each sample.
 
 use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result, copy_to_device, from_vec};
@@ -26,11 +26,11 @@ pub(super) const CUT: i64 = 21;
 const BATCH_PLACE: usize = 1 << 20;
 
 impl Augment {
-    /// Draws the random parameters of a batch `[n, c, h, w]`: `[n, 25]` in `f32` on the CPU. A row follows from its
-    /// sample's seed, except for the parameters of a mixture, which follow from all seeds.
+    /// Draws the random numbers for a batch of images `[n, c, h, w]`: a tensor `[n, 25]` in `f32` on the CPU. Each row
+    /// depends on its sample's seed alone, except the numbers of a mixture, which depend on all seeds.
     ///
     /// # Errors
-    /// Fails if the number of seeds differs from that of the images, or the batch has another shape.
+    /// Fails if the numbers of seeds and images differ, or the batch has another shape.
     pub fn draw(&self, seeds: &[u64], images: &Tensor) -> Result<Tensor> {
         let (height, width) = match images.size().as_slice() {
             &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),

@@ -6,7 +6,8 @@ use tch::{Kind, TchError, Tensor};
 
 use crate::transforms::SampleRng;
 
-/// torchvision's `RandomErasing`: fills a rectangle of each chosen image with one value, or noise, after normalisation.
+/// Random erasing after normalisation, like torchvision's `RandomErasing`: sets a rectangle of each chosen image to one
+/// value, or to noise.
 ///
 /// ```
 /// use brigade_vision::augment::{Augment, RandomErasing};
@@ -38,9 +39,8 @@ impl Default for RandomErasing {
 }
 
 impl RandomErasing {
-    /// Returns fastai's settings: up to 0.3 of the area, ratios of 0.3 to its inverse, and noise with mean 0 and
-    /// standard deviation 1. Each chosen image has its own rectangle, whereas fastai uses the same one for the whole
-    /// batch.
+    /// Creates fastai's `RandomErasing`: up to 0.3 of the area, ratios of 0.3 to its inverse, and noise of mean 0 and
+    /// standard deviation 1. Each chosen image has its own rectangle; fastai uses the same one for the whole batch.
     #[must_use]
     pub fn fastai() -> Self {
         Self { scale: [0.0, 0.3], ratio: [0.3, 1.0 / 0.3], deviation: 1.0, ..Self::default() }

@@ -1,9 +1,9 @@
-//! Geometric transforms of torchvision and fastai, as one homography for each sample.
+//! Geometric transforms: the random transforms of torchvision and fastai, combined to one homography for each sample.
 
 use super::homography::Homography;
 use crate::transforms::SampleRng;
 
-/// Random geometric transform.
+/// A random geometric transform.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Geometric {
     /// fastai's `Flip`: mirrors left and right.
@@ -16,14 +16,14 @@ pub enum Geometric {
         /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
-    /// fastai's `Rotate`: a rotation about the centre, uniform up to the maximum angle in both directions.
+    /// fastai's `Rotate`: rotates about the centre by an angle that is uniform up to `max_degrees` in either direction.
     Rotate {
         /// Maximum angle in degrees. Defaults to 10.
         max_degrees: f64,
         /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
-    /// fastai's `Zoom`: enlarges by a uniform factor, and shows a uniformly chosen part of the result.
+    /// fastai's `Zoom`: enlarges by a uniform factor, at a uniform position of the visible part.
     Zoom {
         /// Minimum zoom factor. Defaults to 1.
         min: f64,
@@ -32,40 +32,41 @@ pub enum Geometric {
         /// Probability of a factor other than 1. Defaults to 0.5.
         p: f64,
     },
-    /// fastai's `RandomResizedCropGPU` with equal sides: a square part at any position of the image, whose area is
-    /// uniform from a share of the image's up to all of it. fastai draws one for a whole batch, this one for each
-    /// image. Use it after the other transforms, and with a square [`Augment::size`](super::Augment::size): large
-    /// images that are rotated and warped at their size then give crops without borders (presizing).
+    /// fastai's `RandomResizedCropGPU` with equal sides: crops a square region at a random position, whose area is
+    /// uniform from `min_scale` of the image's area to all of it. fastai draws one region for a whole batch; here each
+    /// image has its own. Use it after the other geometric transforms, with a square
+    /// [`Augment::size`](super::Augment::size): large images that are rotated and warped at their full size then give
+    /// crops without borders (presizing).
     Crop {
         /// Minimum share of the area. Defaults to 0.75.
         min_scale: f64,
     },
-    /// torchvision's `RandomCrop` with padding: a part of size [`Augment::size`](super::Augment::size), or of the
-    /// image's own size, at any position in the image with this many pixels of [`Padding`](super::Padding) on each
-    /// side. Combined only with flips, pixels are moved without resampling and keep their values. fastai's transforms
-    /// then apply to the part.
+    /// torchvision's `RandomCrop` with padding: crops a region of [`Augment::size`](super::Augment::size), or of the
+    /// image's own size, at a random position in the image extended by `padding` pixels of [`Padding`](super::Padding)
+    /// on each side. If only flips are combined with it, pixels are moved and not resampled, so that they keep their
+    /// values. fastai's transforms apply to the cropped region.
     PaddedCrop {
         /// Number of padding pixels on each side. CIFAR-10 is usually trained with 4.
         padding: u32,
     },
-    /// torchvision's `RandomResizedCrop`: a part of random area and shape, resampled to
-    /// [`Augment::size`](super::Augment::size). There is no antialiasing: a part that is more than twice as large loses
-    /// detail unevenly, so large images should be resized before, as
-    /// [`ImageDataset::resized_on`](crate::ImageDataset::resized_on) does with antialiasing.
+    /// torchvision's `RandomResizedCrop`: crops a region of random area and aspect ratio, and resamples it to
+    /// [`Augment::size`](super::Augment::size). There is no antialiasing: aliasing is visible if the region is more
+    /// than twice as large as the result. Resize large images before, for example by
+    /// [`ImageDataset::resized_on`](crate::ImageDataset::resized_on), which has antialiasing.
     ResizedCrop {
         /// Minimum and maximum share of the area. Defaults to 0.08 and 1.
         scale: [f64; 2],
         /// Minimum and maximum ratio of width to height, log-uniform. Defaults to 3/4 and 4/3.
         ratio: [f64; 2],
     },
-    /// fastai's `Warp`: a change of perspective, uniform up to the magnitude for each axis.
+    /// fastai's `Warp`: changes the perspective by an amount that is uniform up to `magnitude` for each axis.
     Warp {
         /// Maximum displacement of the corners, in halves of the image. Defaults to 0.2.
         magnitude: f64,
         /// Probability of the transform, for each axis. Defaults to 0.5.
         p: f64,
     },
-    /// torchvision's `RandomAffine`, or with only `degrees` its `RandomRotation`, about the centre.
+    /// torchvision's `RandomAffine` about the centre. If only `degrees` are set, its `RandomRotation`.
     Affine {
         /// Minimum and maximum angle in degrees, counter-clockwise.
         degrees: [f64; 2],

@@ -15,13 +15,13 @@ pub enum Mix {
         /// Parameter α of the beta distribution. fastai's default is 0.4.
         alpha: f64,
     },
-    /// torchvision's `v2.MixUp`: one share for the batch, with the previous sample as the partner.
+    /// torchvision's `v2.MixUp`: one share for the batch, with the preceding sample as partner.
     MixUpBatch {
         /// Parameter α of the beta distribution. torchvision's default is 1.
         alpha: f64,
     },
-    /// torchvision's `v2.CutMix` (Yun et al., 2019): one rectangle of all images is replaced by that of the partner,
-    /// the previous sample; the share is that of the area.
+    /// torchvision's `v2.CutMix` (Yun et al., 2019): replaces one rectangle, the same for the whole batch, by the
+    /// partner's pixels, where the partner is the preceding sample. The share is that of the area.
     CutMix {
         /// Parameter α of the beta distribution. torchvision's default is 1.
         alpha: f64,
@@ -97,8 +97,8 @@ pub struct MixedLabels {
 }
 
 impl MixedLabels {
-    /// Returns the mean over the batch of `share · loss(first) + (1 − share) · loss(second)`, for a loss
-    /// that gives one value for each sample, `[n]`.
+    /// Returns the mean over the batch of `share · loss(first) + (1 − share) · loss(second)`, for a loss that returns
+    /// one value for each sample, `[n]`.
     ///
     /// # Errors
     /// Returns the errors of the loss, and libtorch's.
@@ -114,10 +114,10 @@ impl MixedLabels {
         mixed().map_err(refused)
     }
 
-    /// Returns the shares of the classes, `[n, classes]` in `f32`, as torchvision gives the labels.
+    /// Returns the shares of the classes, `[n, classes]` in `f32`: the form in which torchvision returns labels.
     ///
     /// # Errors
-    /// For a label that is not below `classes`.
+    /// Fails for a label that is not below `classes`.
     pub fn one_hot(&self, classes: i64) -> Result<Tensor> {
         let shares = || {
             let hot = |labels: &Tensor| labels.f_one_hot(classes)?.f_to_kind(Kind::Float);
@@ -129,8 +129,8 @@ impl MixedLabels {
 
 /// Draws a number from Beta(α, α), or returns 1 if α is not positive.
 ///
-/// For α up to 1 it uses Jöhnk's method, in logarithms because powers of 1/α underflow for a small α. That method
-/// accepts fewer draws for a larger α: one in 10^11 for 20.
+/// For an α up to 1 by Jöhnk's method, in logarithms, because powers of 1/α underflow for a small α. The larger α is,
+/// the fewer draws it accepts: one of 10^11 for an α of 20.
 pub fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
     if alpha.is_nan() || alpha <= 0.0 {
         return 1.0;

@@ -1,4 +1,4 @@
-//! Transforms of points with their images.
+//! Geometric transforms of points.
 
 use brigade_torch::{Error, Result};
 use tch::{Kind, TchError, Tensor};
@@ -6,8 +6,8 @@ use tch::{Kind, TchError, Tensor};
 use super::{Augment, refused};
 
 impl Augment {
-    /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, in the same way as the images
-    /// of the batch. `images` is the batch before [`apply`](Self::apply), of which only the size is used.
+    /// Transforms points `[n, points, 2]`, `(x, y)` from -1 to 1 between the sides of the images, like the images of
+    /// the same batch. `images` are the images before [`apply`](Self::apply); only their size is used.
     ///
     /// # Errors
     /// Returns the errors of [`Augment::apply`].

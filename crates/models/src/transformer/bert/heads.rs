@@ -20,7 +20,7 @@ use crate::init::{Redraw, redraw};
 /// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the tokens
 /// themselves.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head is
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head's weight is
 /// tied to the embedding.
 ///
 /// ```
@@ -110,11 +110,12 @@ impl BertForMaskedLm {
         self.bert.forward(tokens)
     }
 
-    /// Computes the loss of labels `[batch, tokens]`, with [`IGNORED_LABEL`] at positions that are not predicted: the
-    /// same as [`crate::token_loss`] of the logits. The head computes only the other positions, about 15 %.
+    /// Computes the loss for labels `[batch, tokens]`, with [`IGNORED_LABEL`] for positions that are not to be
+    /// predicted. It is that of [`crate::token_loss`], but the head is computed only for positions with a label,
+    /// usually 15 % of them.
     ///
     /// # Errors
-    /// Returns the errors of the forward, and an error for labels outside of the vocabulary.
+    /// Returns the errors of the forward, and fails for labels that are not in the vocabulary.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -160,9 +161,9 @@ impl LayerGroups for BertForMaskedLm {
     }
 }
 
-/// BERT as a classifier of texts or pairs of texts: from [`Tokens`] to logits `[batch, labels]`.
+/// BERT as a classifier of texts or of pairs of texts: from [`Tokens`] to logits `[batch, labels]`.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
 ///
 /// ```
 /// use brigade_models::{BertForSequenceClassification, BertOptions};
@@ -201,11 +202,11 @@ impl BertForSequenceClassification {
         &self.bert
     }
 
-    /// Computes the loss of logits by the options' problem type, or by the one that follows from the labels, as
-    /// [`sequence_loss`] does.
+    /// Computes the loss of logits by [`sequence_loss`], with the problem type of the options, or by default the one
+    /// that follows from the labels.
     ///
     /// # Errors
-    /// Returns an error for labels that do not match.
+    /// Fails for labels that do not match the logits.
     pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
         let outputs = logits.size().last().copied().unwrap_or(0);
         let told = || ProblemType::of(outputs, labels.kind());
@@ -242,7 +243,7 @@ impl LayerGroups for BertForSequenceClassification {
 
 /// BERT as a classifier of tokens: from [`Tokens`] to logits `[batch, tokens, labels]`.
 ///
-/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertForTokenClassification`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertForTokenClassification`.
 ///
 /// ```
 /// use brigade_models::{BertForTokenClassification, BertOptions};
@@ -280,10 +281,10 @@ impl BertForTokenClassification {
         &self.bert
     }
 
-    /// Computes the loss of logits and labels `[batch, tokens]`, as [`token_loss`] does.
+    /// Computes the loss of logits for labels `[batch, tokens]`, by [`token_loss`].
     ///
     /// # Errors
-    /// Returns an error for labels that do not match.
+    /// Fails for labels that do not match the logits.
     pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
         token_loss(logits, labels, smoothing)
     }

@@ -22,17 +22,18 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// Texts found by a beam search.
+/// Result of a beam search.
 #[derive(Debug)]
 pub struct Beams {
-    /// Ids `[batch · num_return_sequences, tokens]`: the best of each text first, padded at the end.
+    /// Token ids `[batch · num_return_sequences, tokens]`: for each text its continuations from the best on, padded at
+    /// the end.
     pub ids: Tensor,
     /// Scores `[batch · num_return_sequences]`, float: sums of log probabilities, divided by the length to the power of
     /// `length_penalty`.
     pub scores: Tensor,
 }
 
-/// Prepared beam search: the result of [`GenerationOptions::beam_search`].
+/// A beam search that is prepared but not started. Created by [`GenerationOptions::beam_search`].
 pub struct BeamSearch<'m, M: CausalModel> {
     reader: Reader<'m, M>,
     prompt: Prompt,
@@ -42,10 +43,10 @@ pub struct BeamSearch<'m, M: CausalModel> {
 }
 
 impl GenerationOptions {
-    /// Prepares a search for the most probable texts that begin with the ids `[batch, tokens]`, with `num_beams`
-    /// continuations of each at a time. With `do_sample`, continuations are drawn without replacement. Results,
-    /// including scores, are those of transformers 5. For `num_beam_groups`, which version 5 has removed, they are
-    /// those of version 4, where the groups are searched one after the other and the best of all groups are returned.
+    /// Prepares a beam search for the most probable continuations of the ids `[batch, tokens]`, with `num_beams` beams
+    /// for each text. With `do_sample` continuations are drawn without replacement. Results, including scores, are
+    /// those of transformers 5. Those with `num_beam_groups`, which version 5 does not have, are those of version 4:
+    /// the groups are searched one after the other, and the best of all groups are returned.
     ///
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options};
@@ -81,15 +82,15 @@ impl GenerationOptions {
 }
 
 impl<'m, M: CausalModel> BeamSearch<'m, M> {
-    /// Sets the decoder of tokens to text, for stop strings.
+    /// Sets the function that decodes tokens to text, for stop strings.
     #[must_use]
     pub fn decoded_by(mut self, decode: impl Fn(&[i64]) -> Result<String> + 'm) -> Self {
         self.decode = Some(Box::new(decode));
         self
     }
 
-    /// Computes as many forwards on every rank as the longest search needs, as
-    /// [`GeneratedTokens::synchronized`](super::GeneratedTokens::synchronized) does.
+    /// Makes every rank run as many forwards as the longest search needs; see
+    /// [`GeneratedTokens::synchronized`](super::GeneratedTokens::synchronized).
     #[must_use]
     pub fn synchronized(mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) -> Self {
         self.reader.synchronize(any_rank);
@@ -99,7 +100,7 @@ impl<'m, M: CausalModel> BeamSearch<'m, M> {
     /// Runs the search, and returns the best texts.
     ///
     /// # Errors
-    /// Returns the errors of the model and of the decoder.
+    /// Returns the errors of the model and of the decoding function.
     pub fn run(mut self) -> Result<Beams> {
         tch::no_grad(|| {
             let found = self.search()?;

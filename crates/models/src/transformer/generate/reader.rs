@@ -1,4 +1,4 @@
-//! Input of the model before each new token: first the prompts, then the previous token.
+//! Inputs of a model in text generation: first the prompts, then the preceding token.
 
 use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};

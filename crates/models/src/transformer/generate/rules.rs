@@ -1,4 +1,4 @@
-//! Rules that exclude tokens independently of their probabilities.
+//! Constraints on the tokens that may be generated.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};

@@ -1,4 +1,4 @@
-//! Decoded text of generated tokens.
+//! Generated text.
 
 use brigade_torch::Result;
 
@@ -43,8 +43,8 @@ fn occurrences(text: &str, string: &str) -> usize {
     text.char_indices().filter(|&(place, _)| text[place..].starts_with(string)).count()
 }
 
-/// Iterator over generated text: each item has the text that a token adds to each text of the batch, in whole
-/// characters. A token that ends inside a character adds nothing until the character is complete.
+/// Iterator over generated text: each item contains, for each text of the batch, the characters that the next token
+/// adds. A token that ends within a character adds nothing until the character is complete.
 pub struct GeneratedText<'m, M: CausalModel> {
     tokens: GeneratedTokens<'m, M>,
     texts: Vec<Pieces>,

@@ -1,4 +1,4 @@
-//! Sizes of a Llama.
+//! Options of a Llama.
 
 use brigade_nn::ParamPath;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use super::super::rotary::Llama3Scaling;
 use super::super::rotated_attention::RotatedAttentionOptions;
 use crate::Activation;
 
-/// Sizes of a [`super::Llama`], under the names of transformers' `LlamaConfig`. The defaults are those of Llama 7B.
+/// Options of a [`super::Llama`], under the names of transformers' `LlamaConfig`. The defaults are those of Llama 7B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LlamaOptions {
@@ -25,7 +25,7 @@ pub struct LlamaOptions {
     pub num_attention_heads: i64,
     /// Number of key-value heads, a divisor of `num_attention_heads`. Defaults to as many as those.
     pub num_key_value_heads: Option<i64>,
-    /// Head size: the width of an attention head. Defaults to `hidden_size / num_attention_heads`.
+    /// Width of an attention head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,
     /// Activation of the feed-forward layers' gate. Defaults to [`Activation::Silu`].
     #[serde(with = "config::activation")]
@@ -52,15 +52,15 @@ pub struct LlamaOptions {
     pub attention_dropout: f64,
     /// Ties the head's weight to the embedding. Defaults to `false`.
     pub tie_word_embeddings: bool,
-    /// Id of the padding token, whose embedding is not trained, if there is one.
+    /// Id of the padding token, whose embedding is not trained. Defaults to none.
     pub pad_token_id: Option<i64>,
     /// Id of the token at the beginning of a text. Defaults to 1.
     pub bos_token_id: Option<i64>,
     /// Ids of the tokens that end a text. Defaults to 2.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
-    /// Gradient checkpointing: computes each layer again in the backward instead of keeping its activations. Not in
-    /// `config.json`. Defaults to `false`.
+    /// `true` for gradient checkpointing: the activations of each layer are computed again in the backward instead of
+    /// being kept. Not in `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.

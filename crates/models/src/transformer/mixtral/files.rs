@@ -1,4 +1,4 @@
-//! Names in published files, which have separate tensors for each expert.
+//! Names of the published files, in which each expert has tensors of its own.
 
 use std::collections::BTreeMap;
 

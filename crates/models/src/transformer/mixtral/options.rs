@@ -1,4 +1,4 @@
-//! Sizes of a Mixtral.
+//! Options of a Mixtral.
 
 use brigade_nn::ParamPath;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use super::super::rotary::Llama3Scaling;
 use super::super::rotated_attention::RotatedAttentionOptions;
 use crate::Activation;
 
-/// Sizes of a [`super::Mixtral`], under the names of transformers' `MixtralConfig`. The defaults are those of Mixtral
+/// Options of a [`super::Mixtral`], under the names of transformers' `MixtralConfig`. The defaults are those of Mixtral
 /// 8x7B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -23,12 +23,12 @@ pub struct MixtralOptions {
     pub intermediate_size: i64,
     /// Number of layers. Defaults to 32.
     pub num_hidden_layers: usize,
-    /// Number of heads of queries. Defaults to 32.
+    /// Number of attention heads: heads of the queries. Defaults to 32.
     pub num_attention_heads: i64,
     /// Number of key-value heads, a divisor of `num_attention_heads`; `None` stands for as many as those. Defaults to
     /// 8.
     pub num_key_value_heads: Option<i64>,
-    /// Head size: the width of an attention head. Defaults to `hidden_size / num_attention_heads`.
+    /// Width of an attention head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,
     /// Activation of the experts' gates. Defaults to [`Activation::Silu`].
     #[serde(with = "config::activation")]
@@ -47,21 +47,22 @@ pub struct MixtralOptions {
     /// in older files in `rope_scaling`.
     #[serde(skip)]
     pub rope_scaling: Option<Llama3Scaling>,
-    /// Number of tokens, its own included, that a token sees. Defaults to none: all before it.
+    /// Sliding window: the number of tokens, including itself, to which a token attends. Defaults to none: a token
+    /// attends to all earlier ones.
     pub sliding_window: Option<i64>,
     /// Dropout probability of the attention weights. Defaults to 0.
     pub attention_dropout: f64,
     /// Number of experts of each layer. Defaults to 8.
     pub num_local_experts: i64,
-    /// Number of experts that each token goes through. Defaults to 2.
+    /// Number of experts for each token (top-k). Defaults to 2.
     pub num_experts_per_tok: i64,
-    /// Adds the load-balancing loss of the routers to the loss. Defaults to false, as in published configs: set it for
-    /// training.
+    /// `true` to add the load-balancing loss of the routers to the loss. Defaults to `false`, as in published configs;
+    /// set it for training.
     pub output_router_logits: bool,
     /// Coefficient of the load-balancing loss. Defaults to 0.001.
     pub router_aux_loss_coef: f64,
-    /// Router jitter: in training, inputs of the experts are multiplied by random numbers that differ from 1 by at most
-    /// this value. Defaults to 0.
+    /// Jitter noise: in training the inputs of experts are multiplied by random numbers that differ from 1 by at most
+    /// this. Defaults to 0.
     pub router_jitter_noise: f64,
     /// Ties the head's weight to the embedding. Defaults to `false`.
     pub tie_word_embeddings: bool,
@@ -72,8 +73,8 @@ pub struct MixtralOptions {
     /// Ids of the tokens that end a text. Defaults to 2.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
-    /// Gradient checkpointing: computes each layer again in the backward instead of keeping its activations. Not in
-    /// `config.json`. Defaults to `false`.
+    /// `true` for gradient checkpointing: the activations of each layer are computed again in the backward instead of
+    /// being kept. Not in `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.

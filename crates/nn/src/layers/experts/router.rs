@@ -1,4 +1,4 @@
-//! Router of a mixture of experts, and its losses.
+//! The router of a mixture of experts, and its losses.
 
 use brigade_torch::{Autocast, Error, Result, linear};
 use tch::{Kind, Tensor};
@@ -53,13 +53,13 @@ impl Router {
     }
 }
 
-/// Computes the loss that makes routers use experts evenly (Fedus et al., 2021, equations 4 to 6), from the logits
-/// `[tokens, experts]` of the routers of all layers: `experts · Σᵢ fᵢ Pᵢ`, where `fᵢ` is the number of the tokens'
-/// `experts_per_token` choices that go to expert i, and `Pᵢ` its mean probability, both per token and over all layers,
-/// as in transformers. It equals `experts_per_token` for an even use. `mask`, with one element per token, is 0 for
-/// those that do not count, such as padding.
+/// Computes the load-balancing loss, which makes routers use experts evenly (Fedus et al., 2021, equations 4 to 6),
+/// from the logits `[tokens, experts]` of the routers of all layers: `experts · Σᵢ fᵢ Pᵢ`, where `fᵢ` is the number of
+/// times that expert i was chosen, per token, and `Pᵢ` its mean probability, both over all layers, as in transformers.
+/// Its value is `experts_per_token` if the experts are used evenly. `mask`, with one element per token, is 0 for
+/// ignored tokens, such as padding.
 ///
-/// Ranks with other tokens have other losses, whose mean is close to, and not equal to, that of all tokens.
+/// If ranks have different tokens, the mean of their losses is close to the loss of all tokens, but not equal to it.
 ///
 /// ```
 /// use brigade_nn::load_balancing_loss;
@@ -104,8 +104,9 @@ pub fn load_balancing_loss(
     Ok(sum.f_mul_scalar(experts)?)
 }
 
-/// Computes the loss that keeps the logits `[tokens, experts]` of routers small (Zoph et al., 2022, equation 5): the mean of
-/// `(log Σᵢ exp logitᵢ)²` over the tokens of all layers. `mask` is as for [`load_balancing_loss`].
+/// Computes the router z-loss, which keeps the logits `[tokens, experts]` of routers small (Zoph et al., 2022, equation
+/// 5): the mean of `(log Σᵢ exp logitᵢ)²` over the tokens of all layers. `mask` has the same meaning as in
+/// [`load_balancing_loss`].
 ///
 /// ```
 /// use brigade_nn::router_z_loss;

@@ -1,4 +1,4 @@
-//! Memory and values of the weights of a model with a device map.
+//! Allocation and loading of the weights of a model with a device map.
 
 use std::sync::Arc;
 
