@@ -121,8 +121,8 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Sets the number of threads that make batches ahead. With 0, each batch is made in the calling thread when it is
-    /// requested. The threads take cores from the training step, so count them in. Defaults to 0.
+    /// Sets the number of threads that prefetch batches. With 0, each batch is made in the calling thread when it is
+    /// requested. The threads use cores that the training step then lacks. Defaults to 0.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.core.options.threads = threads;
