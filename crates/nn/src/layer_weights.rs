@@ -63,7 +63,7 @@ impl LayerWeights {
         forward()
     }
 
-    /// Has the layer compute where a device map says.
+    /// Sets the device on which the layer computes, by a device map.
     pub(crate) fn set_placed(&self, placed: Arc<Placed>) {
         *self.placed.lock() = Some(placed);
     }

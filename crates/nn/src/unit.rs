@@ -109,7 +109,7 @@ impl Unit {
             index.map(|index| Place::Sharded { sharder: Arc::clone(sharder), index });
     }
 
-    /// Has the unit compute where a device map says.
+    /// Sets the device on which the unit computes, by a device map.
     pub(crate) fn set_placed(&self, placed: Arc<Placed>) {
         *self.place.lock() = Some(Place::Dispatched(placed));
     }

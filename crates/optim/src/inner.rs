@@ -25,7 +25,7 @@ use crate::shards::{Shards, spread_slots};
 /// checkpoint can reach it, too.
 pub(crate) struct OptimizerInner {
     pub(crate) rule: Box<dyn Rule>,
-    /// What it was built with, for the groups of other parameters.
+    /// Options that the optimizer was built with, for the groups of other parameters.
     options: Options,
     momentum: f64,
     /// Every parameter that it has had, those that are frozen by now included.
@@ -34,7 +34,7 @@ pub(crate) struct OptimizerInner {
     pub(crate) groups: Vec<ParameterGroup>,
     /// The indices of each group's parameters.
     members: Vec<Vec<usize>>,
-    /// Which of the options' groups each is.
+    /// For each group its index among the options' groups, and whether it is the half that is exempt from weight decay.
     keys: Vec<(usize, bool)>,
     pub(crate) states: ParamStates,
     pub(crate) lookahead: Option<Lookahead>,
@@ -318,7 +318,7 @@ impl OptimizerInner {
         }
     }
 
-    /// Sets what the schedules of all groups say; the first is the optimizer's own.
+    /// Sets the values of all groups' schedules; the first is the optimizer's own.
     pub(crate) fn schedule_groups(&mut self, rates: &[(f64, Option<f64>)]) {
         if let Some((lr, _)) = rates.first() {
             self.lr = *lr;
@@ -353,7 +353,7 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// Whether it steps, or has stepped, one of these parameters.
+    /// Returns `true` if it steps, or has stepped, one of these parameters.
     pub(crate) fn concerns(&self, model: &[NamedTensor]) -> bool {
         self.known.iter().any(|known| model.iter().any(|parameter| same(known, parameter)))
     }
@@ -496,7 +496,7 @@ impl OptimizerInner {
     }
 }
 
-/// A group's rate when a schedule says `lr`, which began at `base`.
+/// Returns a group's rate if a schedule, whose initial value is `base`, has the value `lr`.
 fn scheduled(own: f64, base: f64, lr: f64) -> f64 {
     if own == base {
         lr

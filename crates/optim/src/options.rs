@@ -22,7 +22,7 @@ pub(crate) struct Options {
     pub(crate) lookahead: Option<Lookahead>,
 }
 
-/// What weight decay is.
+/// Kind of weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WeightDecay {
     /// A part of the gradient: the weight times the decay.
@@ -37,7 +37,7 @@ impl WeightDecay {
     }
 }
 
-/// What the options of every optimizer are set with.
+/// Macro that generates the methods of every optimizer's options.
 macro_rules! common_options {
     ($($header:tt)*) => {
         $($header)* {

@@ -268,7 +268,7 @@ enum Rates {
 }
 
 impl SchedulerInner {
-    /// What the schedule says there.
+    /// Returns the schedule's value at that step.
     fn at(&self, state: &SchedulerState) -> Rates {
         let step = state.position;
         match &self.plan {

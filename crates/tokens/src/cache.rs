@@ -128,7 +128,8 @@ impl TokenCorpus {
 
 /// A lock between processes of a host, released when it is dropped or the process ends.
 struct Lock {
-    /// Whether the file system has locks. Where it has none, several processes make the file, and the last one's stays.
+    /// `true` if the file system has locks. Where it has none, several processes make the file, and the last one's
+    /// stays.
     is_held: bool,
     _file: File,
 }

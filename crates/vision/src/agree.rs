@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// What each rank gets.
+    /// Result that each rank gets.
     fn answers(fingerprints: &[Fingerprint]) -> Vec<Result<(), String>> {
         let store = Store::hash().unwrap();
         thread::scope(|scope| {

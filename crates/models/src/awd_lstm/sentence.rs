@@ -129,7 +129,7 @@ impl Module<&Tensor> for SentenceEncoder {
     }
 }
 
-/// Which parts of which rows have words.
+/// The parts of a text that contain tokens, for each row.
 struct Layout {
     /// Of each row: its parts.
     has_words: Vec<Vec<bool>>,

@@ -122,7 +122,7 @@ impl From<HubError> for Error {
 
 type Result<T> = std::result::Result<T, HubError>;
 
-/// What the hub says of a file before it sends it.
+/// Metadata of a file from the hub's response, before its content is read.
 #[derive(Debug)]
 struct Head {
     commit: String,
@@ -371,7 +371,7 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.trim().to_owned())
 }
 
-/// Which side of a copy failed.
+/// The side of a copy that failed: reading or writing.
 enum Copied {
     Read(String),
     Write(io::Error),

@@ -7,20 +7,20 @@ use tch::{Device, Kind, Tensor};
 use super::Tokens;
 use super::rotary::Rotation;
 
-/// Which keys each query sees.
+/// The keys to which each query attends.
 #[derive(Debug)]
 pub(super) enum AttentionMask {
     /// All of them: libtorch gets no mask.
     Full,
-    /// Those at its own place and before; as many keys as queries. libtorch's kernels leave out half of the
+    /// The keys up to the query's own position, with as many keys as queries. libtorch's kernels leave out half of the
     /// products.
     Causal,
-    /// Those where this is true, `[batch or 1, 1, queries, keys]`.
+    /// The keys where this mask is `true`, `[batch or 1, 1, queries, keys]`.
     Given(Tensor),
 }
 
 impl AttentionMask {
-    /// For a model whose tokens see those before them, `past` of which are in a cache.
+    /// Returns the mask of a causal model, where `past` tokens are in a cache.
     ///
     /// Where all padding is on the right and nothing is cached, causality alone hides it from every token, so
     /// no mask is built; what padding itself computes differs from transformers' then, and is not used.
@@ -57,7 +57,7 @@ impl AttentionMask {
         Ok(Self::Given(places.f_tril(past)?))
     }
 
-    /// For a model whose tokens see all that is not padding.
+    /// Returns the mask of a model whose tokens attend to all tokens that are not padding.
     pub(super) fn bidirectional(tokens: &Tokens<'_>) -> Result<Self> {
         if let Some(pairs) = pairs(tokens) {
             return Ok(pairs);
@@ -188,12 +188,12 @@ fn is_all(mask: &Tensor) -> Result<bool> {
     Ok(mask.f_all()?.f_int64_value(&[])? != 0)
 }
 
-/// What all blocks of a forward have in common.
+/// Arguments that all blocks of a forward share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) mask: AttentionMask,
     pub(super) rotation: Option<Rotation>,
-    /// Which tokens this rank has.
+    /// Positions of this rank's tokens.
     pub(super) part: ContextPart,
 }
 
@@ -243,7 +243,7 @@ pub(super) fn attend(
     Ok(attended.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// How attention's heads are divided over the ranks of a tensor group.
+/// Division of attention's heads over the ranks of a tensor group.
 #[derive(Debug)]
 pub(super) struct OwnHeads {
     /// This rank's heads of queries; all of them where nothing is divided.

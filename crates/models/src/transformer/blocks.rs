@@ -14,7 +14,7 @@ use super::cache::LayerCache;
 
 /// A layer of a transformer.
 pub(super) trait Block: Send + 'static {
-    /// From hidden states `[batch, tokens, width]` to the next ones.
+    /// Computes the next hidden states from hidden states `[batch, tokens, width]`.
     fn forward(
         &self,
         hidden: &Tensor,
@@ -39,13 +39,13 @@ pub(super) trait Block: Send + 'static {
 pub(super) struct Blocks<B> {
     blocks: Vec<Arc<Mutex<B>>>,
     units: Vec<Unit>,
-    /// Where a pipeline cuts the row.
+    /// The blocks at which a pipeline cuts the model.
     row: Stages,
     /// Keeps only each block's input, and computes what the backward needs again.
     recompute: bool,
     /// The ranks that divide the blocks' layers, and may have parts of the sequence between them.
     region: TensorRegion,
-    /// Whether the blocks have dropout.
+    /// `true` if the blocks have dropout.
     draws: bool,
     training: Training,
 }
@@ -104,8 +104,8 @@ impl<B: Block> Blocks<B> {
         Ok((hidden, routers))
     }
 
-    /// Whether each rank of a tensor group has a part of the sequence: not of tokens that follow cached ones, which come one at
-    /// a time.
+    /// Returns `true` if each rank of a tensor group has a part of the sequence: not of tokens that follow cached ones,
+    /// which come one at a time.
     fn in_parts(&self, cache: Option<&KeyValueCache>) -> bool {
         self.region.has_sequence_regions() && cache.is_none()
     }
@@ -154,12 +154,12 @@ impl<B: Block> Blocks<B> {
         Ok(hidden)
     }
 
-    /// Whether this rank has some of the blocks alone, as a stage of a pipeline.
+    /// Returns `true` if this rank has some of the blocks alone, as a stage of a pipeline.
     pub(super) fn is_cut(&self) -> bool {
         self.row.is_cut()
     }
 
-    /// What a function gives for each block.
+    /// Returns the results of a function for each block.
     pub(super) fn map<T>(&self, f: impl Fn(&B) -> T) -> Vec<T> {
         self.blocks.iter().map(|block| f(&block.lock())).collect()
     }

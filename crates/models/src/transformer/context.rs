@@ -7,12 +7,12 @@ use tch::Tensor;
 use super::Tokens;
 use super::attention::AttentionMask;
 
-/// Where a transformer takes its part of sequences that several ranks have.
+/// Selection of this rank's part of sequences with context parallelism.
 #[derive(Debug)]
 pub(super) struct Context {
     region: ContextRegion,
     training: Training,
-    /// Whether the body has dropout, so that each rank needs numbers of its own.
+    /// `true` if the body has dropout, so that each rank needs numbers of its own.
     draws: bool,
 }
 

@@ -37,12 +37,12 @@ impl Conv1D {
         &self.weight
     }
 
-    /// How the ranks of a tensor group divide the weight.
+    /// Division of the weight over the ranks of a tensor group.
     pub(super) fn divided(&self) -> Option<&Divided> {
         self.divided.as_ref()
     }
 
-    /// How many of the outputs this rank of a tensor group computes.
+    /// Returns the number of outputs that this rank of a tensor group computes.
     pub(super) fn outputs(&self) -> i64 {
         self.weight.size().last().copied().unwrap_or_default()
     }

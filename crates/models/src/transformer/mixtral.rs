@@ -41,7 +41,7 @@ pub struct Mixtral {
     options: MixtralOptions,
 }
 
-/// What a forward computes for this rank's tokens.
+/// Results of a forward for this rank's tokens.
 struct OwnStates {
     hidden: Tensor,
     routers: Vec<Tensor>,

@@ -344,7 +344,7 @@ fn full_name<M: Transformer>(name: &str, has_prefix: bool) -> String {
     if has_prefix { name } else { format!("{}.{name}", M::BODY) }
 }
 
-/// Which tensors of open weights go into which of a model's.
+/// Assignment of tensors of open weights to those of a model.
 struct Fit {
     /// Names in the weights, and the model's tensors.
     tensors: Vec<(String, Tensor)>,

@@ -9,7 +9,7 @@ use crate::Activation;
 use crate::conv_norm::{ConvNorm, average_halves, conv};
 use crate::init::{Redraw, redraw};
 
-/// What differs from block to block.
+/// Options that differ from block to block.
 pub(super) struct Shape {
     pub(super) inputs: i64,
     /// Of the stage; the block's output has `expansion` times as many.
@@ -118,7 +118,7 @@ impl Block {
     }
 }
 
-/// Weights channels by what their means say (Hu et al., 2017).
+/// Squeeze and excitation: weights channels by a function of their means (Hu et al., 2017).
 #[derive(Debug)]
 struct SqueezeExcitation {
     reduce: Conv2d,

@@ -184,7 +184,7 @@ struct BatchNorm {
     options: BatchNormOptions,
 }
 
-/// One forward's.
+/// State of one forward.
 struct Step {
     training: bool,
     /// The weight of this batch in the running statistics.

@@ -226,7 +226,7 @@ impl MuonRule {
     }
 }
 
-/// Which rank has all rows of a matrix for the time of a step.
+/// Assignment of each matrix to a rank, which has all of its rows during a step.
 struct Owners<'a> {
     shards: &'a Shards,
     /// This rank's rows of each matrix, and the whole shape.

@@ -34,7 +34,7 @@ builder! {
     }
 }
 
-/// Which root `eps` is added to.
+/// The root to which `eps` is added.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum EpsOf {
     /// Epsilon is added to the root of the running mean (PyTorch).

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// How many bytes a number has.
+/// Number of bytes of a token index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
     Two,
@@ -23,7 +23,7 @@ impl Width {
         }
     }
 
-    /// How many different numbers it holds.
+    /// Returns the number of distinct indices that fit.
     pub(crate) const fn numbers(self) -> usize {
         match self {
             Self::Two => 1 << 16,

@@ -114,13 +114,13 @@ impl Characters {
         self.pages[usize::from(self.index[point / PAGE])][point % PAGE]
     }
 
-    /// Whether a character has one of these properties.
+    /// Returns `true` if a character has one of these properties.
     #[inline]
     pub(crate) fn is(&self, character: char, class: Class) -> bool {
         self.of(character) & class != 0
     }
 
-    /// Whether a text is a suffix where it stands after a digit.
+    /// Returns `true` if a text is a suffix where it stands after a digit.
     pub(crate) fn is_after_digit(&self, text: &str) -> bool {
         text.len() <= self.longest_after_digit && self.after_digit.contains(text)
     }
@@ -137,7 +137,7 @@ fn range(text: &str) -> Option<(usize, usize)> {
     Some((usize::from_str_radix(first, 16).ok()?, usize::from_str_radix(last, 16).ok()?))
 }
 
-/// Whether a character is a space for Python.
+/// Returns `true` if a character is a space for Python.
 #[inline]
 pub(crate) fn is_space(character: char) -> bool {
     match character {

@@ -2,7 +2,7 @@
 
 use super::characters::{ALPHA_LOWER, CHARACTERS, DECIMAL, WORD};
 
-/// Whether a text without spaces is an address: spaCy's `URL_MATCH`.
+/// Returns `true` if a text without spaces is an address: spaCy's `URL_MATCH`.
 ///
 /// An optional scheme, an optional part up to an `@`, a public IPv4 address or a host whose last part is of small
 /// letters, an optional port, an optional path. The pattern's choices are settled by the character that follows, so

@@ -96,7 +96,7 @@ impl Truncation {
         }
     }
 
-    /// How many tokens of a text are enough, of the first (0) or second (1).
+    /// Returns the number of tokens of a text that are enough, of the first (0) or second (1).
     pub(super) fn enough(self, type_id: u32) -> Option<usize> {
         let all = match self.strategy {
             TruncationStrategy::LongestFirst => false,

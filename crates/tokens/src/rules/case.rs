@@ -113,7 +113,7 @@ pub(super) fn push_uppercase(out: &mut String, text: &str) {
     }
 }
 
-/// Whether Python knows this pair, too: Rust's tables follow a newer Unicode.
+/// Returns `true` if the pair is also in Python's tables; Rust's tables follow a newer Unicode.
 fn is_mapped(character: char, mut other: impl Iterator<Item = char>) -> bool {
     CHARACTERS.is(character, ASSIGNED) && other.all(|it| CHARACTERS.is(it, ASSIGNED))
 }

@@ -102,8 +102,8 @@ pub fn replace_wrep(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Whether the word at `start` may be the one at `next`, or a second space stands there: most are told apart by their
-/// first letters.
+/// Returns `true` if the word at `start` may be the one at `next`, or a second space stands there: most are told apart
+/// by their first letters.
 fn may_be_repeated(text: &[u8], start: usize, next: usize) -> bool {
     let ascii = |it: &u8| (b'!'..=b'\x7f').contains(it);
     text.get(next).is_some_and(|letter| *letter == text[start] || !ascii(letter))

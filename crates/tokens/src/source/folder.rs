@@ -117,7 +117,7 @@ impl FolderOptions {
         Ok(TextSource::new(Files(paths), found))
     }
 
-    /// Whether a folder is looked into, or a file looked at.
+    /// Returns `true` if a folder is looked into, or a file looked at.
     fn enters(&self, entry: &DirEntry) -> bool {
         let name = entry.file_name();
         let listed = self.folders.is_empty() || self.folders.iter().any(|it| name == it.as_str());
@@ -129,7 +129,7 @@ impl FolderOptions {
         }
     }
 
-    /// Whether a file's name is that of a text.
+    /// Returns `true` if a file's name is that of a text.
     fn takes(&self, name: &OsStr) -> bool {
         let name = name.as_bytes();
         let ending = name.rsplit(|byte| *byte == b'.').next().unwrap_or_default();

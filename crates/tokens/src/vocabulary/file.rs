@@ -18,7 +18,7 @@ struct Written {
     version: u32,
     /// The number of the unknown token.
     unknown: Option<u32>,
-    /// Whether `xxfake` fills up, so that it is no token of a text.
+    /// `true` if `xxfake` is a filler, so that it is not a token of a text.
     filled: bool,
     tokens: Vec<Box<str>>,
 }

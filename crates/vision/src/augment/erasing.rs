@@ -82,7 +82,7 @@ impl RandomErasing {
     }
 }
 
-/// How many keys there are: each is a number of `f32`.
+/// Number of keys, each of which is stored in an `f32`.
 const KEYS: u64 = 1 << 24;
 
 /// Normal noise of mean 0 and deviation 1 for images of this shape: a function of the two keys of each sample, `[n]`,

@@ -283,11 +283,11 @@ impl<M: CausalModel> std::fmt::Debug for BeamSearch<'_, M> {
 /// Score of what cannot be taken, as transformers has it.
 const NEVER: f32 = -1e9;
 
-/// What a search goes by.
+/// Parameters of a search.
 struct Rules {
     length_penalty: f64,
     early_stopping: EarlyStopping,
-    /// Of one group.
+    /// Number of beams in a group.
     beams: usize,
     /// The most tokens to write.
     longest: i64,
@@ -304,7 +304,7 @@ struct Candidate {
 /// A text that goes on.
 #[derive(Clone)]
 struct Running {
-    /// Those that were written.
+    /// The generated tokens.
     tokens: Vec<i64>,
     score: f32,
     /// The beam of the step before that it goes on from.
@@ -325,7 +325,7 @@ struct TextSearch {
     /// From the best on, as many as there are beams.
     finished: Vec<Finished>,
     can_improve: bool,
-    /// Whether all candidates of the last step have ended.
+    /// `true` if all candidates of the last step have ended.
     all_ended: bool,
 }
 
@@ -341,7 +341,7 @@ impl TextSearch {
         Self { running, finished, can_improve: true, all_ended: false }
     }
 
-    /// Whether a further step can change the result.
+    /// Returns `true` if a further step can change the result.
     fn is_open(&self, rules: &Rules) -> bool {
         let is_full = rules.early_stopping == EarlyStopping::Full && self.is_full();
         self.can_improve && !is_full && !self.all_ended

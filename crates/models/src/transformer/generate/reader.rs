@@ -45,7 +45,7 @@ impl Prompt {
     }
 }
 
-/// A function that says whether any rank needs a forward.
+/// A function that returns `true` if any rank needs a forward.
 type AnyRank<'m> = Box<dyn Fn(bool) -> Result<bool> + 'm>;
 
 /// A model with what it knows of the texts, and the tokens that it has not seen yet.
@@ -56,7 +56,7 @@ pub(super) struct Reader<'m, M: CausalModel> {
     mask: Option<Tensor>,
     ids: Tensor,
     positions: Option<Tensor>,
-    /// How many tokens the model has seen.
+    /// Number of tokens that the model has processed.
     seen: i64,
     /// Padding of the longest text.
     padding: i64,
@@ -167,7 +167,7 @@ impl<'m, M: CausalModel> Reader<'m, M> {
         self.any_rank = None;
     }
 
-    /// Whether any rank computes a forward.
+    /// Returns `true` if any rank computes a forward.
     fn agree(&self, computes: bool) -> Result<bool> {
         self.any_rank.as_ref().map_or(Ok(computes), |any_rank| any_rank(computes))
     }

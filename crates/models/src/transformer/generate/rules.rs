@@ -20,7 +20,7 @@ pub(super) struct Before<'a> {
     pub(super) left: i64,
 }
 
-/// Whether one of the rules of this file can change scores.
+/// Returns `true` if one of the rules of this file can change scores.
 pub(super) fn are_given(options: &GenerationOptions) -> bool {
     let GenerationOptions {
         min_new_tokens,

@@ -11,7 +11,7 @@ pub(super) type Decode<'m> = Box<dyn Fn(&[i64]) -> Result<String> + 'm>;
 pub(super) struct StopStrings<'a> {
     strings: &'a [String],
     decode: Option<&'a Decode<'a>>,
-    /// How many tokens at the end of a text are decoded.
+    /// Number of tokens at the end of a text that are decoded.
     window: usize,
 }
 
@@ -27,7 +27,7 @@ impl<'a> StopStrings<'a> {
         Ok(Self { strings, decode, window })
     }
 
-    /// Whether the last of the tokens completes one of the strings.
+    /// Returns `true` if the last of the tokens completes one of the strings.
     pub(super) fn are_met(&self, tokens: &[i64]) -> Result<bool> {
         let Some(decode) = self.decode.filter(|_| !self.strings.is_empty()) else {
             return Ok(false);

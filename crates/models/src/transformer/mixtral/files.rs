@@ -44,7 +44,7 @@ pub(super) fn adapt(weights: &mut WeightsReader) -> Result<()> {
     Ok(())
 }
 
-/// What is before an expert's number in a name, and the number.
+/// Splits a name into the part before an expert's number, and the number.
 fn expert_of(name: &str) -> Option<(&str, usize)> {
     let before = name.find(".experts.")? + ".experts.".len();
     let (number, rest) = name[before..].split_once('.')?;
@@ -54,7 +54,7 @@ fn expert_of(name: &str) -> Option<(&str, usize)> {
     Some((&name[..before], number))
 }
 
-/// What files have of a tensor of the model.
+/// Returns the tensors of a file for a tensor of the model.
 pub(super) fn saved(name: &str, tensor: &Tensor) -> Result<Vec<(String, Tensor)>> {
     let Some((before, after)) = name.rsplit_once(IN_MODEL) else {
         return Ok(vec![(name.to_owned(), tensor.shallow_clone())]);

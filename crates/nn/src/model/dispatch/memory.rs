@@ -32,13 +32,13 @@ pub(super) struct Homes<'p> {
 /// For each entry that comes and goes its tensors, of a quantised weight several, with the places of their values.
 pub(super) type Sources = IndexMap<usize, Vec<(Tensor, WeightSource)>>;
 
-/// Where the values of an entry go.
+/// Location of an entry's values.
 #[derive(Clone, Copy)]
 struct Home {
     index: usize,
     /// The device that computes with it.
     device: Device,
-    /// Whether it stays there; otherwise its values stay in the host's memory.
+    /// `true` if it stays there; otherwise its values stay in the host's memory.
     stays: bool,
 }
 
