@@ -16,8 +16,8 @@ use crate::DataError;
 /// | `usize`, `u32` | tensor `[b]` of `i64`, as labels are |
 /// | `bool` | tensor `[b]` of booleans |
 /// | `[T; N]` or `Vec<T>` of numbers, of one length | tensor `[b, N]` |
-/// | `[Tensor; N]` or `Vec<Tensor>`, of one length | the same of batches, element by element |
-/// | tuple up to eight, map from `String`, `Option` that all or none have | the same of batches |
+/// | `[Tensor; N]` or `Vec<Tensor>`, of one length | the same container of batches, element by element |
+/// | tuple up to eight, map from `String`, `Option` that all or none have | the same container of batches |
 /// | struct with [`#[derive(Batch)]`](derive@crate::Batch) | the same struct of batches |
 #[diagnostic::on_unimplemented(
     message = "samples of type `{Self}` cannot be collated",

@@ -18,8 +18,8 @@ use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions
 /// Iterates over the batches of a dataset, epoch after epoch.
 ///
 /// Each iteration is one epoch. Its order follows from the seed and the epoch number, so that it can be repeated, and
-/// ranks with the same seed have the same order without communication. The number of threads changes when batches are
-/// made, never their content.
+/// ranks with the same seed have the same order without communication. The number of threads affects the time at which
+/// batches are made, never their content.
 ///
 /// A batch that cannot be made is returned as an error in its place, and the iteration continues after it; a panic of
 /// the dataset is such an error. Dropping an iteration stops its threads.
@@ -121,8 +121,8 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Sets the number of threads that make batches ahead. With 0, each batch is made in the calling thread when it is
-    /// requested. The threads take cores from the training step, so count them in. Defaults to 0.
+    /// Sets the number of threads that prefetch batches. With 0, each batch is made in the calling thread when it is
+    /// requested. The threads use cores that the training step then lacks. Defaults to 0.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.core.options.threads = threads;

@@ -1,14 +1,15 @@
-//! Images without tensors: sources, labels, decoding, transforms, and samples that are cached or packed.
+//! Images without tensors: sources, labels, decoding, transforms, caches and packs.
 //!
-//! `brigade-vision` makes batches of them. Without libtorch, `brigade data` can examine a folder of images.
+//! `brigade-vision` makes batches of tensors from them. The crate does not use libtorch, so that `brigade data` can
+//! examine a folder of images without it.
 //!
-//! - [`source`]: where encoded images come from.
+//! - [`source`]: sources of encoded images.
 //! - [`labels`]: classes of images, and the split into training and validation.
-//! - [`decode`]: bytes to pixels.
+//! - [`decode`]: decoding of images to pixels.
 //! - [`transforms`]: transforms of one image.
-//! - [`ImageSamples`]: a source, labels and transforms, one image at a time.
+//! - [`ImageSamples`]: images of a source with labels and transforms, read one at a time.
 //! - [`Packer`], [`PackedImages`]: decoded images in one file.
-//! - [`ImageStats`]: sizes, broken images, mean and deviation of the colours.
+//! - [`ImageStats`]: sizes, broken images, mean and standard deviation of the colours.
 //!
 //! ```
 //! use brigade_images::source::ImageFolder;
@@ -33,31 +34,32 @@
 //!
 //! # How an image becomes a sample
 //!
-//! An [`ImageSource`](source::ImageSource) gives encoded bytes by index, and labels add classes. [`ImageSamples`]
-//! reads one sample: the transforms make a [`Plan`](transforms::Plan) from the size of the image, which is known from
-//! its header, and the renderer carries it out. Operations are plain data that are known before the image is decoded,
-//! so neighbouring crops, resizes and flips become one pass: the decoder decodes a region, the resizer resizes a
-//! part, and mirroring is left to the code that writes the batch (`to_tensor.rs` of `brigade-vision`), which reads
-//! each pixel once and writes each number once.
+//! An [`ImageSource`](source::ImageSource) returns encoded bytes by index, and labels add classes. [`ImageSamples`]
+//! reads one sample: the transforms create a [`Plan`](transforms::Plan) from the size of the image, which is known from
+//! its header, and the renderer executes it. Operations are plain data that are known before the image is decoded, so
+//! neighbouring crops, resizes and flips become one pass: the decoder decodes a region, the resizer resizes a part, and
+//! mirroring is left to the code that writes the batch (`to_tensor.rs` of `brigade-vision`), which reads each pixel
+//! once and writes each number once.
 //!
 //! Random numbers of a sample depend on the seed, the epoch, the sample and the position of the transform, and on
 //! nothing else. A mask goes through the same plan, without the operations that leave pixels in place
 //! (`Plan::for_masks`).
 //!
-//! JPEG is decoded by libjpeg-turbo-rs: it gives the bytes of libjpeg-turbo, and so of Pillow, without C, cmake or
-//! nasm at build time, skips blocks outside of a region, and decodes at fractions of the size. On photographs of 500
-//! x 375 it decodes 2,060 images/s on a thread (Pillow, with libjpeg-turbo in C: 1,600); the pixels of zune-jpeg
-//! differ. A scan is read no further than the last row of the crop (`decode/jpeg.rs`): entropy decoding takes most of
-//! the time, and cannot be skipped above a crop. So a file that is damaged below the crop gives a sample, although
-//! the whole file would be an error.
+//! JPEG is decoded by libjpeg-turbo-rs. Its results are those of libjpeg-turbo, and therefore of Pillow, byte for byte,
+//! without C, cmake or nasm at build time; it can skip blocks outside of a region, and decode at fractions of the size.
+//! On photographs of 500 x 375 it decodes 2,060 images/s on a thread (Pillow, with libjpeg-turbo in C: 1,600); the
+//! pixels of zune-jpeg differ. A scan is read no further than the last row of the crop (`decode/jpeg.rs`): entropy
+//! decoding takes most of the time, and cannot be skipped above a crop. So a file that is damaged below the crop can be
+//! read as a sample, although decoding the whole file would be an error.
 //!
 //! The cache (`samples/cache.rs`) and packs (`pack.rs`) are read at offsets, not mapped: a file that is cut short is
 //! then an error, where a mapped file would end the process with SIGBUS. The name of a cache file is a key of the
 //! source's fingerprint, the transforms before the first random one, and the options of the decoder. All entries have
 //! checksums, which a process compares once.
 //!
-//! fast_image_resize 6.1 reads pixels outside of a temporary image if a filter has a zero within its support at the
-//! edge of the image (the fuzz target `transforms` found it); `resize.rs` passes a bicubic filter without one.
+//! fast_image_resize 6.1 reads pixels outside of a temporary image if a filter is zero at a point within its support at
+//! the edge of the image (found by the fuzz target `transforms`); `resize.rs` passes a bicubic filter without such a
+//! point.
 
 pub mod decode;
 mod error;

@@ -3,7 +3,7 @@
 use brigade_nn::ParamPath;
 use tch::{Device, Kind, TchError, Tensor};
 
-/// Distribution from which a weight is drawn again.
+/// Rule by which a weight is drawn again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Redraw {
     /// `kaiming_normal_(mode="fan_out", nonlinearity="relu")`: mean 0, deviation √2 / √(out · kernel…).

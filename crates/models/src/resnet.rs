@@ -13,9 +13,9 @@ use crate::{Activation, ImageClassifier};
 /// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Images may have
 /// any size from 32 × 32 on.
 ///
-/// Names, initial values (for a seed) and the place of the stride (the 3 x 3 convolution of a bottleneck, "v1.5") are
-/// those of [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so its weights files load.
-/// With [`Stem::Deep`] they are those of [timm](https://huggingface.co/docs/timm/models/resnet-d):
+/// Names, initial values (for a seed) and the position of the stride (the 3 x 3 convolution of a bottleneck, "v1.5")
+/// are those of [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so that its weights
+/// files can be loaded. With [`Stem::Deep`] they are those of [timm](https://huggingface.co/docs/timm/models/resnet-d):
 /// [`ResNet::resnet50d`].
 ///
 /// ```

@@ -81,7 +81,7 @@ pub enum BlockWidth {
     /// Twice the stage's number of channels, and the stage's output channels at the 3 x 3 convolution: fastai's
     /// `SEBlock`.
     Squeeze,
-    /// Computed as `floor(channels · base / 64) · groups`: fastai's `SEResNeXtBlock`, whose base is 4.
+    /// `floor(channels · base / 64) · groups` channels: fastai's `SEResNeXtBlock`, whose base is 4.
     Grouped {
         /// Base width: channels per group and 64 channels of the stage (`base_width`).
         base: i64,

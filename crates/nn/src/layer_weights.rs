@@ -64,7 +64,7 @@ impl LayerWeights {
         forward()
     }
 
-    /// Sets the place of the layer in a device map.
+    /// Sets the device on which the layer computes, by a device map.
     pub(crate) fn set_placed(&self, placed: Arc<Placed>) {
         *self.placed.lock() = Some(placed);
     }

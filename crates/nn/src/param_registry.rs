@@ -56,7 +56,7 @@ pub(crate) struct ParamRegistry {
     pub(crate) experts: Option<ExpertParallel>,
     /// Names of parameters of which each rank has some experts.
     pub(crate) expert_parameters: HashSet<String>,
-    /// `true` if a constructor has requested the ranks that divide sequences.
+    /// `true` if a constructor has asked for them.
     pub(crate) divides_sequences: bool,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use brigade_torch::{HeldWeights, Result, WeightRing};
 use tch::{Device, Tensor};
 
-/// Place where a unit or a layer computes.
+/// The device on which a unit or a layer computes.
 pub(crate) struct Placed {
     pub(crate) device: Device,
     /// Ring that loads its weights which are not resident on the device.

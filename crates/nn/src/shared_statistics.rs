@@ -31,7 +31,7 @@ impl SharedStatistics {
         self.0.layers.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the statistics are shared, even by a single rank.
+    /// Returns `true` if ranks share the statistics, even if the group has a single rank.
     pub(crate) fn is_shared(&self) -> bool {
         self.0.is_shared.load(Ordering::Relaxed)
     }

@@ -90,7 +90,7 @@ pub struct TensorRegion {
 }
 
 thread_local! {
-    /// `true` while this thread computes between divided layers, where each rank has a part of the sequence.
+    /// `true` if this thread computes between divided layers, where each rank has a part of the sequence.
     static IN_SEQUENCE_REGION: Cell<bool> = const { Cell::new(false) };
 }
 

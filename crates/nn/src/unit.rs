@@ -109,7 +109,7 @@ impl Unit {
             index.map(|index| Place::Sharded { sharder: Arc::clone(sharder), index });
     }
 
-    /// Sets the place of the unit in a device map.
+    /// Sets the device on which the unit computes, by a device map.
     pub(crate) fn set_placed(&self, placed: Arc<Placed>) {
         *self.place.lock() = Some(Place::Dispatched(placed));
     }

@@ -13,7 +13,7 @@ pub struct DeviceScalars<'a> {
     /// or one number for each of [`Optimizer::groups`](crate::Optimizer::groups). `None` stands for the optimizer's own
     /// rate.
     pub lr: Option<&'a Tensor>,
-    /// Loss scale, by which gradients are divided. The content of the tensor after the step is unspecified.
+    /// Loss scale, by which gradients are divided. The content of the gradients is unspecified afterwards.
     pub grad_scale: Option<&'a Tensor>,
     /// Flag that is not 0 if a gradient is infinite or NaN. The step is then skipped: parameters and states keep their
     /// bits, and no step is counted.

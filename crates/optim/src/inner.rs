@@ -25,7 +25,7 @@ use crate::shards::{Shards, spread_slots};
 /// checkpoints share it.
 pub(crate) struct OptimizerInner {
     pub(crate) rule: Box<dyn Rule>,
-    /// Options that the optimizer was built with, for groups of parameters that are added later.
+    /// Options that the optimizer was built with, for the groups of other parameters.
     options: Options,
     momentum: f64,
     /// All parameters that the optimizer has had, including those that are frozen now.
@@ -34,7 +34,7 @@ pub(crate) struct OptimizerInner {
     pub(crate) groups: Vec<ParameterGroup>,
     /// Indices of each group's parameters.
     members: Vec<Vec<usize>>,
-    /// Position of each group in the options (0 for parameters without a group), and `true` for its half without decay.
+    /// For each group its index among the options' groups, and whether it is the half that is exempt from weight decay.
     keys: Vec<(usize, bool)>,
     pub(crate) states: ParamStates,
     pub(crate) lookahead: Option<Lookahead>,
@@ -319,7 +319,7 @@ impl OptimizerInner {
         }
     }
 
-    /// Sets the learning rates and momenta of all groups' schedules. The first is the optimizer's own.
+    /// Sets the values of all groups' schedules; the first is the optimizer's own.
     pub(crate) fn schedule_groups(&mut self, rates: &[(f64, Option<f64>)]) {
         if let Some((lr, _)) = rates.first() {
             self.lr = *lr;
@@ -355,7 +355,7 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// Returns `true` if the optimizer steps, or has stepped, one of these parameters.
+    /// Returns `true` if it steps, or has stepped, one of these parameters.
     pub(crate) fn concerns(&self, model: &[NamedTensor]) -> bool {
         self.known.iter().any(|known| model.iter().any(|parameter| same(known, parameter)))
     }
@@ -499,8 +499,7 @@ impl OptimizerInner {
     }
 }
 
-/// Returns a group's learning rate for the schedule's value `lr`. `own` and `base` are the initial values of the group
-/// and of the optimizer.
+/// Returns a group's rate if a schedule, whose initial value is `base`, has the value `lr`.
 fn scheduled(own: f64, base: f64, lr: f64) -> f64 {
     if own == base {
         lr

@@ -37,7 +37,7 @@ impl WeightDecay {
     }
 }
 
-/// Adds the setters of the options that every optimizer has.
+/// Macro that generates the methods of every optimizer's options.
 macro_rules! common_options {
     ($($header:tt)*) => {
         $($header)* {

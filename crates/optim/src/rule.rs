@@ -388,7 +388,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// One group's part of a step.
+/// Part of a step for one group.
 #[derive(Debug)]
 pub(crate) struct GroupStep<'a> {
     /// Indices of the parameters with a gradient.

@@ -267,7 +267,7 @@ enum Rates {
 }
 
 impl SchedulerInner {
-    /// Returns the learning rates and momenta at a state.
+    /// Returns the schedule's value at that step.
     fn at(&self, state: &SchedulerState) -> Rates {
         let step = state.position;
         match &self.plan {

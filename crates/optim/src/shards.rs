@@ -58,7 +58,7 @@ impl Shards {
 #[derive(Debug)]
 pub struct RankSums<'a> {
     shards: &'a Shards,
-    /// Values, with `true` for this rank's part of a sum.
+    /// `true` if each is this rank's part of a sum.
     values: Vec<(bool, Tensor)>,
 }
 

@@ -19,10 +19,10 @@ pub struct Axis {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// Equal differences have equal distances.
+    /// Linear scale: equal differences have equal distances.
     #[default]
     Linear,
-    /// Equal ratios have equal distances. Values that are not above zero are not drawn.
+    /// Logarithmic scale: equal ratios have equal distances. Values that are not above zero are not drawn.
     Log10,
 }
 

@@ -93,8 +93,8 @@ impl Heatmap {
         matrix.x("Predicted").y("Actual").row_labels(labels())?.column_labels(labels())
     }
 
-    /// Divides each row by its sum, so that a cell is the fraction of an actual class that got a prediction. Rows of
-    /// zeros stay.
+    /// Divides each row by its sum, so that a cell contains the fraction of an actual class's samples that have that
+    /// prediction. Rows of zeros stay unchanged.
     #[must_use]
     pub fn by_row(mut self) -> Self {
         for row in self.values.chunks_mut(self.columns) {

@@ -234,8 +234,8 @@ fn playing(parts: &[(u64, Schedule)], step: u64) -> (&Schedule, u64) {
     (schedule, step - begin)
 }
 
-/// How far `step` is in its period, and how long that is. Each period is `factor` times as long as the
-/// one before.
+/// Returns the position of `step` in its period, and the length of the period. Each period is `factor` times as long as
+/// the one before.
 fn in_period(step: u64, first: u64, factor: u64) -> (u64, u64) {
     if factor == 1 {
         return (step % first, first);

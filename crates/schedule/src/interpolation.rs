@@ -2,12 +2,12 @@
 
 use std::f64::consts::PI;
 
-/// Between two values on a line, at `part` of the way, 0 to 1.
+/// Interpolates linearly between two values, at `part` from 0 to 1.
 pub(super) fn line(start: f64, end: f64, part: f64) -> f64 {
     start + (end - start) * part
 }
 
-/// Between two values on half a period of a cosine, at `part` of the way, 0 to 1.
+/// Interpolates between two values along half a period of a cosine, at `part` from 0 to 1.
 pub(super) fn half_cosine(start: f64, end: f64, part: f64) -> f64 {
     end + (start - end) / 2.0 * (1.0 + (PI * part).cos())
 }

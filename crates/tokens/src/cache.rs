@@ -128,8 +128,8 @@ impl TokenCorpus {
 
 /// Lock between processes of a host, released when it is dropped or the process ends.
 struct Lock {
-    /// `true` if the lock is held, `false` on a file system without locks: several processes may then write the file,
-    /// and the last one's remains.
+    /// `true` if the file system has locks. Where it has none, several processes make the file, and the last one's
+    /// stays.
     is_held: bool,
     _file: File,
 }

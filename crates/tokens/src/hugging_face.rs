@@ -221,7 +221,7 @@ impl HuggingFaceTokenizer {
         pieces.into_encoding(None, type_id, offsets)
     }
 
-    /// Returns the number of special tokens that are added to a text, or to a pair.
+    /// Returns the number of special tokens that are added around a text, or a pair.
     fn around(&self, is_pair: bool) -> usize {
         self.inner.get_post_processor().map_or(0, |it| it.added_tokens(is_pair))
     }

@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// Returns the result on each rank.
+    /// Result that each rank gets.
     fn answers(fingerprints: &[Fingerprint]) -> Vec<Result<(), String>> {
         let store = Store::hash().unwrap();
         thread::scope(|scope| {

@@ -294,7 +294,7 @@ impl Augment {
         Ok(images)
     }
 
-    /// Returns `true` if a lighting transform needs the grey of the images.
+    /// Returns `true` if a change of lighting needs the grey of the images.
     fn saturates(&self) -> bool {
         self.lighting.iter().any(|change| matches!(change, Lighting::Saturation { .. }))
     }

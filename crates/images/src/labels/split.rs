@@ -36,8 +36,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Chooses a share of `len` images at random for validation, like fastai's `RandomSplitter`: the first `floor(share
-    /// * len)` of a permutation.
+    /// Chooses a share of `len` images at random for validation, like fastai's `RandomSplitter`: the first
+    /// `floor(share * len)` of a permutation.
     ///
     /// The permutation is the first one of [`brigade_sampling::Shuffle`] for the seed, which is not that of
     /// `torch.randperm`. It depends on `len` and `seed` alone, so that all ranks make the same split without

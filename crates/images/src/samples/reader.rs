@@ -129,8 +129,8 @@ impl SampleReader {
         self.decoded_size
     }
 
-    /// Returns a view of the last image, and the mirroring that is still to be applied, which the code that copies the
-    /// pixels does on the way.
+    /// Returns a view of the last image, and the mirroring that the caller still has to apply when it copies the
+    /// pixels.
     #[must_use]
     pub fn image(&self) -> (ImageView<'_>, Flips) {
         self.renderer.image()

@@ -129,7 +129,7 @@ impl Module<&Tensor> for SentenceEncoder {
     }
 }
 
-/// Parts with words, by row.
+/// The parts of a text that contain tokens, for each row.
 struct Layout {
     /// By row, then by part: `true` if the part has a word.
     has_words: Vec<Vec<bool>>,

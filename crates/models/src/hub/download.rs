@@ -125,7 +125,7 @@ impl From<HubError> for Error {
 
 type Result<T> = std::result::Result<T, HubError>;
 
-/// Metadata of a file from the hub's response headers.
+/// Metadata of a file from the hub's response, before its content is read.
 #[derive(Debug)]
 struct Head {
     commit: String,
@@ -374,7 +374,7 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.trim().to_owned())
 }
 
-/// Error of a copy, by the side that failed.
+/// The side of a copy that failed: reading or writing.
 enum Copied {
     Read(String),
     Write(io::Error),

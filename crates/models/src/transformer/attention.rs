@@ -7,20 +7,20 @@ use tch::{Device, Kind, Tensor};
 use super::Tokens;
 use super::rotary::Rotation;
 
-/// Attention mask: the keys that each query attends to.
+/// The keys to which each query attends.
 #[derive(Debug)]
 pub(super) enum AttentionMask {
     /// All keys: libtorch gets no mask.
     Full,
-    /// Keys at the query's position and before it, with as many keys as queries. libtorch's kernels skip half of the
+    /// The keys up to the query's own position, with as many keys as queries. libtorch's kernels leave out half of the
     /// products.
     Causal,
-    /// Keys where this tensor, `[batch or 1, 1, queries, keys]`, is `true`.
+    /// The keys where this mask is `true`, `[batch or 1, 1, queries, keys]`.
     Given(Tensor),
 }
 
 impl AttentionMask {
-    /// Creates the mask of a causal model, in which tokens attend to those before them. `past` tokens are in a cache.
+    /// Returns the mask of a causal model, where `past` tokens are in a cache.
     ///
     /// If all padding is on the right and nothing is cached, causality alone hides the padding from every token, so no
     /// mask is built. The outputs of padding then differ from transformers', and are not used.
@@ -57,7 +57,7 @@ impl AttentionMask {
         Ok(Self::Given(places.f_tril(past)?))
     }
 
-    /// Creates the mask of a model whose tokens attend to all tokens except padding.
+    /// Returns the mask of a model whose tokens attend to all tokens that are not padding.
     pub(super) fn bidirectional(tokens: &Tokens<'_>) -> Result<Self> {
         if let Some(pairs) = pairs(tokens) {
             return Ok(pairs);
@@ -190,12 +190,12 @@ fn is_all(mask: &Tensor) -> Result<bool> {
     Ok(mask.f_all()?.f_int64_value(&[])? != 0)
 }
 
-/// Data that all blocks of a forward share.
+/// Arguments that all blocks of a forward share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) mask: AttentionMask,
     pub(super) rotation: Option<Rotation>,
-    /// The tokens of this rank.
+    /// Positions of this rank's tokens.
     pub(super) part: ContextPart,
 }
 
@@ -246,7 +246,7 @@ pub(super) fn attend(
     Ok(attended.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// Division of the attention heads over the ranks of a tensor group.
+/// Division of attention's heads over the ranks of a tensor group.
 #[derive(Debug)]
 pub(super) struct OwnHeads {
     /// Number of this rank's query heads. All heads if nothing is divided.

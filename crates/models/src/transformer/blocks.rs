@@ -14,7 +14,7 @@ use super::cache::LayerCache;
 
 /// Layer of a transformer.
 pub(super) trait Block: Send + 'static {
-    /// From hidden states `[batch, tokens, width]` to the next ones.
+    /// Computes the next hidden states from hidden states `[batch, tokens, width]`.
     fn forward(
         &self,
         hidden: &Tensor,
@@ -39,7 +39,7 @@ pub(super) trait Block: Send + 'static {
 pub(super) struct Blocks<B> {
     blocks: Vec<Arc<Mutex<B>>>,
     units: Vec<Unit>,
-    /// Division of the sequence into pipeline stages.
+    /// The blocks at which a pipeline cuts the model.
     row: Stages,
     /// `true` to keep only each block's input, and compute the rest again in the backward.
     recompute: bool,
@@ -105,8 +105,8 @@ impl<B: Block> Blocks<B> {
         Ok((hidden, routers))
     }
 
-    /// Returns `true` if each rank of a tensor group has a part of the sequence. Tokens after cached ones are not
-    /// divided: they come one at a time.
+    /// Returns `true` if each rank of a tensor group has a part of the sequence: not of tokens that follow cached ones,
+    /// which come one at a time.
     fn in_parts(&self, cache: Option<&KeyValueCache>) -> bool {
         self.region.has_sequence_regions() && cache.is_none()
     }
@@ -155,12 +155,12 @@ impl<B: Block> Blocks<B> {
         Ok(hidden)
     }
 
-    /// Returns `true` if this rank has only some of the blocks, as a stage of a pipeline.
+    /// Returns `true` if this rank has some of the blocks alone, as a stage of a pipeline.
     pub(super) fn is_cut(&self) -> bool {
         self.row.is_cut()
     }
 
-    /// Applies a function to each block.
+    /// Returns the results of a function for each block.
     pub(super) fn map<T>(&self, f: impl Fn(&B) -> T) -> Vec<T> {
         self.blocks.iter().map(|block| f(&block.lock())).collect()
     }

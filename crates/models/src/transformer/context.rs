@@ -7,12 +7,12 @@ use tch::Tensor;
 use super::Tokens;
 use super::attention::AttentionMask;
 
-/// Division of sequences over the ranks of a context group.
+/// Selection of this rank's part of sequences with context parallelism.
 #[derive(Debug)]
 pub(super) struct Context {
     region: ContextRegion,
     training: Training,
-    /// `true` if the body has dropout, so that each rank needs its own random numbers.
+    /// `true` if the body has dropout, so that each rank needs numbers of its own.
     draws: bool,
 }
 

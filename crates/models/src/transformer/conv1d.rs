@@ -36,7 +36,7 @@ impl Conv1D {
         &self.weight
     }
 
-    /// Returns the division of the weight over the ranks of a tensor group.
+    /// Division of the weight over the ranks of a tensor group.
     pub(super) fn divided(&self) -> Option<&Divided> {
         self.divided.as_ref()
     }

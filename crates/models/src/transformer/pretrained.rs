@@ -345,7 +345,7 @@ fn full_name<M: Transformer>(name: &str, has_prefix: bool) -> String {
     if has_prefix { name } else { format!("{}.{name}", M::BODY) }
 }
 
-/// Assignment of open weights to the tensors of a model.
+/// Assignment of tensors of open weights to those of a model.
 struct Fit {
     /// Names in the weights, and the model's tensors.
     tensors: Vec<(String, Tensor)>,

@@ -96,7 +96,7 @@ impl RotatedAttention {
         }
     }
 
-    /// Returns the linear layers in the order in which they are initialised.
+    /// Returns the linear layers, in the order in which their initial values are drawn.
     pub(super) fn linear(&self) -> [&Linear; 4] {
         [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj]
     }

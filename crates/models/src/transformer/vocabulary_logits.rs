@@ -27,7 +27,7 @@ use tch::Tensor;
 /// ```
 #[derive(Debug)]
 pub struct VocabularyLogits {
-    /// Logits of this rank's part.
+    /// Logits of this rank's part of the vocabulary.
     own: Tensor,
     divided: Option<Divided>,
 }

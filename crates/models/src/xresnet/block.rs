@@ -9,7 +9,7 @@ use crate::Activation;
 use crate::conv_norm::{ConvNorm, average_halves, conv};
 use crate::init::{Redraw, redraw};
 
-/// Sizes of a block.
+/// Options that differ from block to block.
 pub(super) struct Shape {
     pub(super) inputs: i64,
     /// Number of channels of the stage. The block's output has `expansion` times as many.
@@ -118,7 +118,7 @@ impl Block {
     }
 }
 
-/// Squeeze-and-excitation module: scales channels by weights computed from their means (Hu et al., 2017).
+/// Squeeze and excitation: weights channels by a function of their means (Hu et al., 2017).
 #[derive(Debug)]
 struct SqueezeExcitation {
     reduce: Conv2d,

@@ -184,7 +184,7 @@ struct BatchNorm {
     options: BatchNormOptions,
 }
 
-/// Parameters of one forward.
+/// State of one forward.
 struct Step {
     training: bool,
     /// Weight of this batch in the running statistics.

@@ -24,8 +24,8 @@ impl ParamPath<'_> {
         self.divided_parameter_with(name, shape, dims, move |values| init.fill(values))
     }
 
-    /// Adds a divided parameter as [`ParamPath::divided_parameter`] does, with a function that sets the initial values
-    /// of the whole parameter, see [`ParamPath::parameter_with`].
+    /// Registers a divided parameter like [`ParamPath::divided_parameter`], with a function that sets the initial
+    /// values of the whole parameter; see [`ParamPath::parameter_with`].
     pub fn divided_parameter_with(
         &self,
         name: &str,

@@ -16,7 +16,7 @@ use super::io;
 use crate::StateDict;
 use crate::error::ModelError;
 
-/// Number of bytes that are copied out of a tensor at a time: few enough for a processor's cache.
+/// Number of bytes that are copied from a tensor at a time: small enough for a processor's cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {

@@ -92,7 +92,7 @@ fn fill_buffers(step: &mut Step<'_>) -> Result<()> {
     if step.momentum == 0.0 { Ok(()) } else { step.fill_missing(MOMENTUM_BUFFER) }
 }
 
-/// Returns the momentum buffers of all parameters, or none without a momentum.
+/// Returns the momentum buffers of all parameters, or an empty list without momentum.
 fn buffers<'s>(step: &'s Step<'_>) -> Vec<&'s Tensor> {
     if step.momentum == 0.0 { Vec::new() } else { step.list(MOMENTUM_BUFFER) }
 }

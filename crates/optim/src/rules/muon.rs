@@ -228,7 +228,7 @@ impl MuonRule {
     }
 }
 
-/// Assignment of matrices to the ranks that have all their rows during a step.
+/// Assignment of each matrix to a rank, which has all of its rows during a step.
 struct Owners<'a> {
     shards: &'a Shards,
     /// This rank's rows of each matrix, and the whole shape.

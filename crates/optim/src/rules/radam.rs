@@ -34,7 +34,7 @@ builder! {
     }
 }
 
-/// Square root to which `eps` is added.
+/// The root to which `eps` is added.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum EpsOf {
     /// Epsilon is added to the root of the running mean (PyTorch).

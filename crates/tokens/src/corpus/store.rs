@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// Number of bytes per number.
+/// Number of bytes of a token index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
     Two,
@@ -23,7 +23,7 @@ impl Width {
         }
     }
 
-    /// Returns how many different numbers the width can represent.
+    /// Returns the number of distinct indices that fit.
     pub(crate) const fn numbers(self) -> usize {
         match self {
             Self::Two => 1 << 16,

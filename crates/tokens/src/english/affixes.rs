@@ -48,7 +48,7 @@ pub(super) fn suffix(text: &str) -> usize {
     alone.max(found).max(after_digit)
 }
 
-/// Returns `true` if a period at the end is a suffix, depending on the two characters before it.
+/// Returns `true` if a period at the end is a suffix, by the two characters before it.
 fn is_period_apart(before: Option<char>, second: Option<char>) -> bool {
     let Some(before) = before else { return false };
     let class = CHARACTERS.of(before);

@@ -120,7 +120,7 @@ impl Characters {
         self.of(character) & class != 0
     }
 
-    /// Returns `true` if a text is a suffix when it follows a digit.
+    /// Returns `true` if a text is a suffix where it stands after a digit.
     pub(crate) fn is_after_digit(&self, text: &str) -> bool {
         text.len() <= self.longest_after_digit && self.after_digit.contains(text)
     }
@@ -137,7 +137,7 @@ fn range(text: &str) -> Option<(usize, usize)> {
     Some((usize::from_str_radix(first, 16).ok()?, usize::from_str_radix(last, 16).ok()?))
 }
 
-/// Returns `true` if Python treats a character as a space.
+/// Returns `true` if a character is a space for Python.
 #[inline]
 pub(crate) fn is_space(character: char) -> bool {
     match character {

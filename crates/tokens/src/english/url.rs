@@ -2,7 +2,7 @@
 
 use super::characters::{ALPHA_LOWER, CHARACTERS, DECIMAL, WORD};
 
-/// Returns `true` if a text without spaces is a URL by spaCy's `URL_MATCH`.
+/// Returns `true` if a text without spaces is an address: spaCy's `URL_MATCH`.
 ///
 /// An optional scheme, an optional part up to an `@`, a public IPv4 address or a host whose last part is in lowercase
 /// letters, an optional port, an optional path. The next character decides each of the pattern's choices, so the time

@@ -97,8 +97,7 @@ impl Truncation {
         }
     }
 
-    /// Returns the number of tokens of the first (0) or second (1) text after which tokenization can stop, or `None` if
-    /// all are needed.
+    /// Returns the number of tokens of a text that are enough, of the first (0) or second (1).
     pub(super) fn enough(self, type_id: u32) -> Option<usize> {
         let all = match self.strategy {
             TruncationStrategy::LongestFirst => false,

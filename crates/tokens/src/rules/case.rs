@@ -114,7 +114,7 @@ pub(super) fn push_uppercase(out: &mut String, text: &str) {
     }
 }
 
-/// Returns `true` if Python has this mapping, too: Rust's tables are of a newer version of Unicode.
+/// Returns `true` if the pair is also in Python's tables; Rust's tables follow a newer Unicode.
 fn is_mapped(character: char, mut other: impl Iterator<Item = char>) -> bool {
     CHARACTERS.is(character, ASSIGNED) && other.all(|it| CHARACTERS.is(it, ASSIGNED))
 }

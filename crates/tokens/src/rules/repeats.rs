@@ -102,8 +102,8 @@ pub fn replace_wrep(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Returns `true` if the word at `start` may be repeated at `next`, or if there is a second space. Most words differ in
-/// the first letter.
+/// Returns `true` if the word at `start` may be the one at `next`, or a second space stands there: most are told apart
+/// by their first letters.
 fn may_be_repeated(text: &[u8], start: usize, next: usize) -> bool {
     let ascii = |it: &u8| (b'!'..=b'\x7f').contains(it);
     text.get(next).is_some_and(|letter| *letter == text[start] || !ascii(letter))

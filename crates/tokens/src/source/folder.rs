@@ -116,7 +116,7 @@ impl FolderOptions {
         Ok(TextSource::new(Files(paths), found))
     }
 
-    /// Returns `true` if a folder is searched, or a file considered.
+    /// Returns `true` if a folder is looked into, or a file looked at.
     fn enters(&self, entry: &DirEntry) -> bool {
         let name = entry.file_name();
         let listed = self.folders.is_empty() || self.folders.iter().any(|it| name == it.as_str());

@@ -83,7 +83,7 @@ impl RandomErasing {
     }
 }
 
-/// Number of different keys: each has to be exact in `f32`.
+/// Number of keys, each of which is stored in an `f32`.
 const KEYS: u64 = 1 << 24;
 
 /// Returns normal noise with mean 0 and standard deviation 1 for images of this shape: a function of the two keys of

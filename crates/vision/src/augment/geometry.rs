@@ -104,13 +104,13 @@ impl Geometric {
         Self::ResizedCrop { scale: [0.08, 1.0], ratio: [3.0 / 4.0, 4.0 / 3.0] }
     }
 
-    /// Returns `true` if the following transforms see a part of the output's size instead of the image.
+    /// Returns `true` if what follows sees a part of the output's size in place of the image.
     fn crops(&self) -> bool {
         matches!(self, Self::PaddedCrop { .. } | Self::ResizedCrop { .. })
     }
 }
 
-/// Returns `true` if the transforms map pixels exactly to pixels, without interpolation, for an image and an output of
+/// Returns `true` if maps lead from pixels to pixels, with nothing between two of them, for an image and an output of
 /// these widths and heights.
 pub(super) fn moves_whole_pixels(maps: &[Geometric], from: [f64; 2], to: [f64; 2]) -> bool {
     let same_size = from == to || maps.iter().any(Geometric::crops);

@@ -20,7 +20,7 @@ pub enum Padding {
 }
 
 impl Augment {
-    /// Returns `true` if every pixel of the output is a pixel of the image, or lies outside of it.
+    /// Returns `true` if every pixel of the output is one of the image's, or lies outside of it.
     pub(super) fn moves_whole_pixels(&self, images: &Tensor) -> bool {
         let size = images.size();
         let (from, to) = (Size2::of(&size), self.to(&size));

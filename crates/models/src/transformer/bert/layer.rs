@@ -64,7 +64,7 @@ impl BertLayer {
         }
     }
 
-    /// Returns the linear layers in the order in which they are initialised.
+    /// Returns the linear layers, in the order in which their initial values are drawn.
     pub(super) fn linear(&self) -> [&Linear; 6] {
         let Self { query, key, value, attention_dense, intermediate, output_dense, .. } = self;
         [query, key, value, attention_dense, intermediate, output_dense]

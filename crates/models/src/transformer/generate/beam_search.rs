@@ -287,7 +287,7 @@ const NEVER: f32 = -1e9;
 struct Rules {
     length_penalty: f64,
     early_stopping: EarlyStopping,
-    /// Number of beams in one group.
+    /// Number of beams in a group.
     beams: usize,
     /// Maximum number of generated tokens.
     longest: i64,
@@ -304,7 +304,7 @@ struct Candidate {
 /// Text that is being continued.
 #[derive(Clone)]
 struct Running {
-    /// Generated tokens.
+    /// The generated tokens.
     tokens: Vec<i64>,
     score: f32,
     /// Index of the beam in the previous step that this one continues.

@@ -48,7 +48,7 @@ impl Prompt {
     }
 }
 
-/// Function that returns `true` if any rank needs a forward.
+/// A function that returns `true` if any rank needs a forward.
 type AnyRank<'m> = Box<dyn Fn(bool) -> Result<bool> + 'm>;
 
 /// A model with its state, and the tokens that it has not processed yet.

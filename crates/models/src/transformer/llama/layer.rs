@@ -48,7 +48,7 @@ impl LlamaLayer {
         }
     }
 
-    /// Returns the linear layers in the order in which they are initialised.
+    /// Returns the linear layers, in the order in which their initial values are drawn.
     pub(super) fn linear(&self) -> impl Iterator<Item = &Linear> {
         let Self { attention, gate_proj, up_proj, down_proj, .. } = self;
         attention.linear().into_iter().chain([gate_proj, up_proj, down_proj])

@@ -144,7 +144,7 @@ impl TransformerOptions for LlamaOptions {
     }
 }
 
-/// Removes the settings of the rotary embedding from a config, in the newer or the older form, and returns them.
+/// Reads the rotary embedding's options from a config, in the newer or the older form.
 pub(in super::super) fn take_rope(
     config: &mut Map<String, Value>,
 ) -> Result<(Option<f64>, Option<Llama3Scaling>), ConfigError> {

@@ -54,7 +54,7 @@ fn expert_of(name: &str) -> Option<(&str, usize)> {
     Some((&name[..before], number))
 }
 
-/// Returns the tensors that files have in place of a tensor of the model.
+/// Returns the tensors of a file for a tensor of the model.
 pub(super) fn saved(name: &str, tensor: &Tensor) -> Result<Vec<(String, Tensor)>> {
     let Some((before, after)) = name.rsplit_once(IN_MODEL) else {
         return Ok(vec![(name.to_owned(), tensor.shallow_clone())]);

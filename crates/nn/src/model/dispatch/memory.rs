@@ -32,13 +32,13 @@ pub(super) struct Homes<'p> {
 /// Tensors of each entry that is loaded for each use, several for a quantised weight, with the sources of their values.
 pub(super) type Sources = IndexMap<usize, Vec<(Tensor, WeightSource)>>;
 
-/// Destination of an entry's values.
+/// Location of an entry's values.
 #[derive(Clone, Copy)]
 struct Home {
     index: usize,
     /// Device that computes with the entry.
     device: Device,
-    /// `true` if the values stay on the device, `false` if they stay in the host's memory.
+    /// `true` if it stays there; otherwise its values stay in the host's memory.
     stays: bool,
 }
 
