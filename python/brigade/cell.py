@@ -55,7 +55,7 @@ class Package:
     features: Sequence[str] = ()
     """Features of the crate `brigade`."""
     checkout: Path | None = None
-    """Checkout of Brigade to build with; else what the program `brigade` was built from."""
+    """Checkout of Brigade to build with. Defaults to that of the program `brigade`, else crates.io."""
     debug: bool = False
     """Build without optimizations."""
 

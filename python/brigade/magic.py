@@ -37,8 +37,8 @@ def register(shell: InteractiveShell) -> None:
                          with a value as NAME=VALUE or NAME VALUE
         --features LIST  features of the crate brigade: vision, learn, text, parquet, hub, cuda
         --debug          build without optimizations
-        --brigade FOLDER checkout of Brigade to build with; by default what the program `brigade`
-                         was built from
+        --brigade FOLDER checkout of Brigade to build with; by default that of the program
+                         `brigade`, else the release on crates.io
         --out NAME       variable for the run: `run.code`, `run.events`, `run.curves`
         -- ARGUMENT ...  arguments of the program
         """

@@ -91,20 +91,31 @@ impl Lints {
 /// Compares the public API with that of the last release, if cargo-semver-checks is installed and a release exists; an
 /// incompatible change then needs another version.
 fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
+    let mut describe = Command::new("git");
+    describe.args(["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]);
+    let tag = describe.current_dir(checkout.root()).output().context("cannot start git")?;
+    let tag = String::from_utf8_lossy(&tag.stdout).trim().to_owned();
+    compare_with(cargo, Some(&*tag).filter(|it| !it.is_empty()), None)
+}
+
+/// Compares the public API with that at a release's tag. `size` is the size of the planned release in the words of
+/// cargo-semver-checks, where `Cargo.toml` does not have its version yet.
+pub(crate) fn compare_with(
+    cargo: &Cargo<'_>,
+    tag: Option<&str>,
+    size: Option<&str>,
+) -> Result<bool> {
     let installed = cargo.command(&["semver-checks", "--version"]).output()?;
     if !installed.status.success() {
         eprintln!("semver-checks: left out (`cargo install cargo-semver-checks` installs it)");
         return Ok(true);
     }
-    let mut describe = Command::new("git");
-    describe.args(["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]);
-    let tag = describe.current_dir(checkout.root()).output().context("cannot start git")?;
-    let tag = String::from_utf8_lossy(&tag.stdout).trim().to_owned();
-    if tag.is_empty() {
+    let Some(tag) = tag else {
         eprintln!("semver-checks: left out: no tag v* names a release to compare with");
         return Ok(true);
-    }
-    let arguments = ["semver-checks", "--workspace", "--baseline-rev", &tag];
+    };
+    let mut arguments = vec!["semver-checks", "--workspace", "--baseline-rev", tag];
+    arguments.extend(size.into_iter().flat_map(|it| ["--release-type", it]));
     Ok(cargo.run(&arguments)?.success())
 }
 
@@ -143,5 +154,5 @@ fn schemas(checkout: &Checkout) -> Result<bool> {
 
 /// Checks what a crate needs to be published and packs it. The same command without `--no-verify` also checks that the
 /// packed crates compile without files outside of them: another build of everything.
-const PACKAGE: [&str; 6] =
+pub(crate) const PACKAGE: [&str; 6] =
     ["publish", "--quiet", "--workspace", "--dry-run", "--no-verify", "--allow-dirty"];

@@ -1,6 +1,7 @@
 //! `cargo xtask`: tasks of contributors and CI on this checkout, one command each.
 
 mod bench;
+mod bill;
 mod cargo;
 mod check;
 mod checkout;
@@ -11,10 +12,12 @@ mod docs;
 mod fuzz;
 mod gpu;
 mod install;
+mod metadata;
 mod nextest;
 mod notebook;
 mod package;
 mod python_environment;
+mod release;
 mod setup;
 mod suite;
 mod tidy;
@@ -173,12 +176,18 @@ enum Command {
     /// address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the same readers on
     /// the corpus and some hundred mutations of it.
     Fuzz(fuzz::Options),
-    /// Build the files of a release: wheel, source distribution, archive with completions and manual pages, checksums
+    /// Build the files of a release: wheel, source distribution, archives with completions and manual pages, lists of
+    /// components, checksums
     ///
     /// Into target/dist. maturin and zig come from PyPI into tools/packaging. The wheel's program runs with glibc 2.17
     /// and later. Where Rust's standard library for musl is installed, an archive with a static program is built as
-    /// well. `test --slow` installs and runs what was built.
+    /// well. Also packs the crates. `test --slow` installs and runs what was built.
     Package(package::Options),
+    /// Make a release: write the version, check what crates.io checks, build the packages, commit, and tag
+    ///
+    /// Needs a clean working tree and entries under "Unreleased" in CHANGELOG.md. Pushes and uploads nothing: the last
+    /// lines name the commands for that. At a commit that has the release's tag, --dry-run checks and builds it again.
+    Release(release::Options),
     /// Run what needs a GPU: tests, benchmarks, and a report; or make an archive of it for another machine
     ///
     /// Builds with the feature `cuda` in target/gpu and writes target/gpu/report/report.md and report.json. Uses the
@@ -243,6 +252,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Notebook(options) => notebook::run(&checkout, &options),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Package(options) => package::run(&checkout, &options),
+        Command::Release(options) => release::run(&checkout, &options),
         Command::Gpu(options) => gpu::run(&checkout, &options),
         Command::Bench { picture: true, .. } => bench::draw(&checkout),
         Command::Bench { peers, bench_arguments, .. } => {

@@ -9,8 +9,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::cargo::{self, plain};
+use crate::bill::{self, Checksums};
+use crate::cargo::{self, plain, plain_cargo};
 use crate::checkout::Checkout;
+use crate::metadata::Metadata;
 use crate::python_environment::Environment;
 use crate::workspace::Workspace;
 
@@ -21,6 +23,12 @@ pub(crate) struct Options {
     target: String,
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self { target: X86_64.to_owned() }
+    }
+}
+
 impl Options {
     /// What this machine can run.
     pub(crate) fn for_tests() -> Self {
@@ -28,10 +36,11 @@ impl Options {
     }
 }
 
-/// Builds the wheel, the source distribution, an archive for each C library and the checksums.
+/// Builds the wheel, the source distribution, an archive for each C library, the crates, the lists of components and the
+/// checksums.
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     let began = Instant::now();
-    let packages = Packages::new(checkout)?;
+    let packages = Packages::new(checkout, &options.target)?;
     packages.wheel(&options.target)?;
     packages.source_distribution()?;
     packages.pages(&options.target)?;
@@ -46,11 +55,10 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
              (`rustup target add {is_static}`)"
         );
     }
+    packages.bills()?;
+    packages.crates()?;
     packages.checksums()?;
-    for file in files(&packages.folder)? {
-        let megabytes = fs::metadata(&file)?.len() as f64 / 1e6;
-        eprintln!("{}: {megabytes:.1} MB", checkout.relative(&file).display());
-    }
+    list(checkout, &packages.folder)?;
     eprintln!("package: done after {:.0} s", began.elapsed().as_secs_f64());
     Ok(ExitCode::SUCCESS)
 }
@@ -58,6 +66,17 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
 /// The folder of the packages, in the folder that cargo builds into.
 pub(crate) fn folder(workspace: &Workspace) -> PathBuf {
     workspace.target.join("dist")
+}
+
+/// Prints the files of the packages with their sizes.
+pub(crate) fn list(checkout: &Checkout, folder: &Path) -> Result<()> {
+    for file in files(folder)? {
+        let megabytes = fs::metadata(&file)?.len() as f64 / 1e6;
+        eprintln!("{}: {megabytes:.1} MB", checkout.relative(&file).display());
+    }
+    let crates = folder.join(CRATES);
+    eprintln!("{}: {} crates", checkout.relative(&crates).display(), files(&crates)?.len());
+    Ok(())
 }
 
 struct Packages<'a> {
@@ -69,11 +88,15 @@ struct Packages<'a> {
     /// maturin and zig.
     tools: Environment,
     commit: String,
+    /// Crates for the target.
+    metadata: Metadata,
+    /// Version in `Cargo.toml`, which may be newer than this program.
+    version: String,
 }
 
 impl<'a> Packages<'a> {
     /// Installs the tools where they are missing, and empties the folder.
-    fn new(checkout: &'a Checkout) -> Result<Self> {
+    fn new(checkout: &'a Checkout, target: &str) -> Result<Self> {
         let tools = Environment::of_packaging(checkout);
         tools.install()?;
         let workspace = Workspace::of(checkout)?;
@@ -88,8 +111,11 @@ impl<'a> Packages<'a> {
         // A checkout without Git has packages, too; their program does not know its commit.
         let commit = git.output().ok().filter(|it| it.status.success());
         let commit = commit.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned());
+        let metadata = Metadata::of(checkout, &["--locked", "--filter-platform", target])?;
         Ok(Self {
             checkout,
+            version: metadata.member(LAUNCHER)?.version.clone(),
+            metadata,
             target: workspace.target,
             folder,
             tools,
@@ -113,7 +139,7 @@ impl<'a> Packages<'a> {
 
     fn static_program(&self, target: &str) -> Result<()> {
         let mut zigbuild = self.tool("cargo-zigbuild")?;
-        zigbuild.args(["zigbuild", "--locked", "--package", "brigade-cli"]);
+        zigbuild.args(["zigbuild", "--locked", "--package", LAUNCHER]);
         done(zigbuild.args(["--profile", PROFILE, "--target", target]))
     }
 
@@ -141,7 +167,7 @@ impl<'a> Packages<'a> {
 
     /// Packs the program for a target with licences, completions and manual pages.
     fn archive(&self, target: &str) -> Result<()> {
-        let stem = format!("brigade-{}-{target}", env!("CARGO_PKG_VERSION"));
+        let stem = format!("brigade-{}-{target}", self.version);
         let staging = tempfile::tempdir_in(&self.target).context("cannot make a folder")?;
         let root = staging.path().join(&stem);
         fs::create_dir(&root).with_context(|| format!("cannot make {}", root.display()))?;
@@ -162,6 +188,44 @@ impl<'a> Packages<'a> {
         tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
         tar.arg("-czf").arg(self.folder.join(format!("{stem}.tar.gz")));
         done(tar.arg("-C").arg(staging.path()).arg(&stem))
+    }
+
+    /// Writes the lists of components of the launcher and the library.
+    fn bills(&self) -> Result<()> {
+        let lock = self.checkout.root().join("Cargo.lock");
+        let lock =
+            fs::read_to_string(&lock).with_context(|| format!("cannot read {}", lock.display()))?;
+        let checksums = Checksums::of_lock(&lock)?;
+        for (package, kind) in [(LAUNCHER, "application"), (LIBRARY, "library")] {
+            let bill = bill::of(&self.metadata, &checksums, package, kind)?;
+            let name = format!("{package}-{}.cdx.json", self.version);
+            fs::write(self.folder.join(&name), format!("{bill:#}\n"))
+                .with_context(|| format!("cannot write {name}"))?;
+        }
+        Ok(())
+    }
+
+    /// Packs the crates that `cargo publish` would upload, for tests that install them. With a target folder of their
+    /// own, which has no crates of another version.
+    fn crates(&self) -> Result<()> {
+        let built = self.target.join(CRATES);
+        if built.exists() {
+            fs::remove_dir_all(&built)
+                .with_context(|| format!("cannot empty {}", built.display()))?;
+        }
+        let mut cargo = plain_cargo(self.checkout);
+        cargo.args(["package", "--quiet", "--no-verify", "--allow-dirty"]);
+        cargo.arg("--target-dir").arg(&built);
+        let published = self.metadata.members().filter(|it| it.is_published());
+        done(cargo.args(published.flat_map(|it| ["--package", it.name.as_str()])))?;
+        let folder = self.folder.join(CRATES);
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        for file in files(&built.join("package"))? {
+            if file.extension().is_some_and(|it| it == "crate") {
+                copy(&file, &folder.join(file.file_name().context("a crate has no name")?))?;
+            }
+        }
+        Ok(())
     }
 
     /// The program as cargo has built it.
@@ -223,6 +287,9 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// Packages of the program and of the library.
+const LAUNCHER: &str = "brigade-cli";
+const LIBRARY: &str = "brigade";
 const X86_64: &str = "x86_64-unknown-linux-gnu";
 /// glibc 2.17, the oldest that Rust's standard library runs with.
 const MANYLINUX: &str = "manylinux2014";
@@ -230,6 +297,8 @@ const MANYLINUX: &str = "manylinux2014";
 const PROFILE: &str = "shipped";
 /// The folder of completions and manual pages, beside the packages.
 const PAGES: &str = "share";
+/// Folder of the crates, beside the packages, and in the target folder the one in which cargo packs them.
+const CRATES: &str = "crates";
 const CHECKSUMS: &str = "SHA256SUMS";
 /// Shells, and the names that their scripts have.
 const COMPLETIONS: [(&str, &str); 3] =

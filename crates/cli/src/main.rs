@@ -36,6 +36,7 @@ mod secrets;
 mod selftest;
 mod setup;
 mod sharding;
+mod source;
 mod usage;
 mod watch;
 

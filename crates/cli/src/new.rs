@@ -2,19 +2,19 @@
 
 mod notebook;
 
-use std::env;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use brigade_libtorch_setup::Project;
 use clap::{Args, ValueEnum};
 use toml_edit::{DocumentMut, InlineTable, Item, Table, Value};
 
 use crate::config::Usage;
 use crate::setup::{self, SourceArgs};
+use crate::source::Source;
 
 /// Start a project of your own: a small one that trains at once
 ///
@@ -64,7 +64,7 @@ struct ProjectArgs {
     #[arg(long, conflicts_with_all = ["cuda", "libtorch", "pytorch"])]
     no_setup: bool,
 
-    /// Checkout of Brigade to depend on [default: where this one is from]
+    /// Checkout of Brigade to depend on [default: this one's, or crates.io]
     #[arg(long, value_name = "DIR")]
     brigade: Option<PathBuf>,
 }
@@ -122,6 +122,7 @@ fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> 
     let project = Project::at(&fs::canonicalize(path)?);
     let Filled { name, kept } = fill(project.root(), args.template, &brigade)?;
     writeln!(out, "made {}: {}", path.display(), args.template.description())?;
+    writeln!(out, "{}", brigade.description())?;
     for file in kept {
         writeln!(out, "kept the existing {file}")?;
     }
@@ -440,106 +441,6 @@ impl Template {
     }
 }
 
-/// Source of the dependency on Brigade.
-pub(crate) enum Source {
-    /// A checkout, by its path.
-    Checkout(PathBuf),
-    /// A repository at a commit.
-    Git { url: String, commit: String },
-    /// The registry, in this version.
-    Registry,
-}
-
-impl Source {
-    /// Returns the checkout that the user names, or else the source from which this program was built.
-    pub(crate) fn new(checkout: Option<&Path>) -> anyhow::Result<Self> {
-        checkout.map_or_else(Self::of_this_program, Self::checkout)
-    }
-
-    /// Returns the source from which this program was built: `cargo install --path`, `--git`, or by name.
-    fn of_this_program() -> anyhow::Result<Self> {
-        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let is_below = |folders: &str| package.display().to_string().contains(folders);
-        if is_below("/registry/src/") {
-            return Ok(Self::Registry);
-        }
-        if is_below("/git/checkouts/") {
-            // No variable of the build contains the URL, but cargo keeps a list of installed programs.
-            let mut cargo = Command::new("cargo");
-            cargo.args(["install", "--list"]).stdin(Stdio::null());
-            // `cargo install --root` keeps its list beside the programs.
-            let program = env::current_exe().context("cannot find this program's file")?;
-            let root = program.parent().and_then(Path::parent);
-            if let Some(root) = root.filter(|root| root.join(".crates.toml").is_file()) {
-                cargo.arg("--root").arg(root);
-            }
-            let output = cargo.output().context("cannot start cargo")?;
-            return Self::installed(&String::from_utf8_lossy(&output.stdout)).context(
-                "`cargo install --list` does not show the repository of this program: name a checkout \
-                 with --brigade",
-            );
-        }
-        let checkout = package.parent().and_then(Path::parent);
-        let checkout = checkout.context("this program was not built in a checkout")?;
-        Self::checkout(checkout).map_err(|_| {
-            let place = checkout.display();
-            let text = format!("this program was built in {place}, which is gone: name a checkout of Brigade with --brigade");
-            Usage(text).into()
-        })
-    }
-
-    /// Finds the repository and commit in the list of installed programs.
-    fn installed(list: &str) -> Option<Self> {
-        let of_ours = |line: &&str| line.starts_with(concat!(env!("CARGO_PKG_NAME"), " v"));
-        let line = list.lines().find(of_ours)?;
-        let source = line.split_once('(')?.1.split_once(')')?.0;
-        let (url, commit) = source.rsplit_once('#')?;
-        // `?branch=main` only names the branch of the commit.
-        let url = url.split('?').next().unwrap_or(url).to_owned();
-        Some(Self::Git { url, commit: commit.to_owned() })
-    }
-
-    fn checkout(folder: &Path) -> anyhow::Result<Self> {
-        let folder = fs::canonicalize(folder)
-            .with_context(|| format!("--brigade {}: there is no such folder", folder.display()))?;
-        if !folder.join("crates/brigade/Cargo.toml").is_file() {
-            bail!(Usage(format!("--brigade {}: not a checkout of Brigade", folder.display())));
-        }
-        Ok(Self::Checkout(folder))
-    }
-
-    /// Returns the dependency with a feature.
-    fn of_with(&self, folder: &str, feature: &str) -> Value {
-        let mut table = match self.of(folder) {
-            Value::InlineTable(table) => table,
-            version => {
-                let mut table = InlineTable::new();
-                table.insert("version", version);
-                table
-            }
-        };
-        table.insert("features", features(feature));
-        Value::InlineTable(table)
-    }
-
-    /// Returns the dependency on one of the crates, by the crate's folder.
-    fn of(&self, folder: &str) -> Value {
-        let mut table = InlineTable::new();
-        match self {
-            Self::Checkout(root) => {
-                let path = root.join("crates").join(folder);
-                table.insert("path", path.to_string_lossy().into_owned().into());
-            }
-            Self::Git { url, commit } => {
-                table.insert("git", url.as_str().into());
-                table.insert("rev", commit.as_str().into());
-            }
-            Self::Registry => return env!("CARGO_PKG_VERSION").into(),
-        }
-        Value::InlineTable(table)
-    }
-}
-
 /// Returns a list of one feature.
 fn features(name: &str) -> Value {
     Value::Array([name].into_iter().collect())
@@ -559,27 +460,3 @@ Examples:
   brigade init
   brigade init experiments/digits --template complete
   brigade init --name digits";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_repository_among_installed_programs() {
-        let list = "other v1.0.0:\n    other\n\
-                    brigade-cli v0.1.0 (https://example.com/b/brigade?branch=main#89abcdef):\n    brigade\n";
-        let source = Source::installed(list).unwrap();
-        let dependency = source.of("brigade").to_string();
-        assert_eq!(
-            dependency.trim(),
-            r#"{ git = "https://example.com/b/brigade", rev = "89abcdef" }"#
-        );
-        assert!(Source::installed("brigade-cli v0.1.0:\n    brigade\n").is_none());
-    }
-
-    #[test]
-    fn a_release_depends_on_its_own_version() {
-        let version = Source::Registry.of("brigade").to_string();
-        assert_eq!(version.trim(), format!("{:?}", env!("CARGO_PKG_VERSION")));
-    }
-}

@@ -11,8 +11,8 @@ use clap::{Args, Parser};
 
 use crate::config::Usage;
 use crate::launch::{self, LaunchArgs};
-use crate::new::Source;
 use crate::setup::SourceArgs;
+use crate::source::Source;
 use crate::usage;
 
 /// Run a self-test with the current launch settings
@@ -35,7 +35,7 @@ pub(crate) struct TestArgs {
     #[command(flatten)]
     libtorch: SourceArgs,
 
-    /// Checkout of Brigade to build it from [default: this one's]
+    /// Checkout of Brigade to build it from [default: this one's, or crates.io]
     #[arg(long, value_name = "DIR")]
     brigade: Option<PathBuf>,
 

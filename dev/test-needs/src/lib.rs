@@ -35,7 +35,7 @@ pub use harness::{Part, Test, main, run};
 pub use limit::{TimeLimit, descendants};
 pub use need::{
     Lack, Need, PACKAGES, PUBLISHED_WEIGHTS, Package, Remedy, SYSTEM_PATH, UnknownNeed, evcxr,
-    installed, is_root, needs_named, packages, python, required, with_mounts,
+    installed, is_root, needs_named, packages, python, required, static_package, with_mounts,
 };
 pub use report::{Missed, REPORT, is_missed};
 pub use seed::{SEED, random};

@@ -52,6 +52,8 @@ pub enum Need {
     Arm64,
     /// The wheel and the archive, as `cargo xtask package` builds them.
     Packages,
+    /// The archive with a static program among them.
+    StaticPackage,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
     /// Two NVIDIA GPUs.
@@ -115,7 +117,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All needs. A test that lacks several is counted under the first.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -137,6 +139,7 @@ impl Need {
         Self::RustKernel,
         Self::Arm64,
         Self::Packages,
+        Self::StaticPackage,
         Self::Gpu,
         Self::Gpus,
     ];
@@ -173,6 +176,7 @@ impl Need {
             Self::RustKernel => "rust-kernel",
             Self::Arm64 => "arm64",
             Self::Packages => "packages",
+            Self::StaticPackage => "static-package",
             Self::Gpu => "gpu",
             Self::Gpus => "gpus",
         }
@@ -203,6 +207,7 @@ impl Need {
             Self::RustKernel => "Jupyter with its kernel for Rust",
             Self::Arm64 => "compilers and an emulator for aarch64",
             Self::Packages => "Brigade's packages",
+            Self::StaticPackage => "Brigade's static program",
             Self::Gpu => "an NVIDIA GPU",
             Self::Gpus => "two NVIDIA GPUs",
         }
@@ -287,6 +292,13 @@ impl Need {
             Self::Packages => packages().is_none().then(|| Lack {
                 reason: "they are not built".to_owned(),
                 remedy: Remedy::Elsewhere("`cargo xtask test --slow` builds and tests them"),
+            }),
+            Self::StaticPackage => static_package().is_none().then(|| Lack {
+                reason: "it is not built".to_owned(),
+                remedy: Remedy::Elsewhere(
+                    "`rustup target add x86_64-unknown-linux-musl`, then `cargo xtask test --slow`, builds and tests \
+                     it",
+                ),
             }),
             Self::Gpu => gpus(1),
             Self::Gpus => gpus(2),
@@ -396,6 +408,14 @@ fn gpus(wanted: usize) -> Option<Lack> {
 #[must_use]
 pub fn packages() -> Option<PathBuf> {
     env::var_os(PACKAGES).filter(|it| !it.is_empty()).map(PathBuf::from)
+}
+
+/// The archive with the static program among the packages.
+#[must_use]
+pub fn static_package() -> Option<PathBuf> {
+    let entries = packages()?.read_dir().ok()?;
+    let mut files = entries.filter_map(|it| Some(it.ok()?.path()));
+    files.find(|file| file.to_string_lossy().ends_with("-musl.tar.gz"))
 }
 
 /// The variable with the folder of [`Need::Packages`].

@@ -5,26 +5,15 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use anyhow::Result;
 
 use super::Findings;
-use crate::cargo::plain_cargo;
 use crate::checkout::Checkout;
-use crate::workspace::{OwnMetadata, Settings};
+use crate::metadata::{Dependency, Metadata, Package};
 
 /// Reads `cargo metadata` and follows the dependencies of each package of the workspace.
 pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> {
-    let output = plain_cargo(checkout)
-        .args(["metadata", "--format-version", "1", "--all-features"])
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        let reason = String::from_utf8_lossy(&output.stderr);
-        bail!("cargo metadata fails: {}", reason.trim());
-    }
-    let metadata: Metadata = serde_json::from_slice(&output.stdout)
-        .context("cannot read the output of cargo metadata")?;
+    let metadata = Metadata::of(checkout, &["--all-features"])?;
     findings.violations.extend(shipped_for_tests(&metadata));
     let graph = Graph::new(&metadata);
     for id in &metadata.workspace_members {
@@ -99,71 +88,6 @@ fn check_documentation(checkout: &Checkout, name: &str, manifest: &Path, finding
             checkout.relative(manifest).display()
         ));
     }
-}
-
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-    workspace_members: Vec<String>,
-    resolve: Resolve,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    id: String,
-    name: String,
-    manifest_path: String,
-    /// Registries to which it may be published; `None` for all.
-    publish: Option<Vec<String>>,
-    metadata: Option<OwnMetadata>,
-}
-
-impl Package {
-    fn is_published(&self) -> bool {
-        self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
-    }
-
-    fn is_for_tests(&self) -> bool {
-        self.settings().is_some_and(|it| it.for_tests)
-    }
-
-    fn never_links_libtorch(&self) -> bool {
-        self.settings().is_some_and(|it| it.without_libtorch)
-    }
-
-    fn settings(&self) -> Option<&Settings> {
-        self.metadata.as_ref()?.brigade.as_ref()
-    }
-}
-
-#[derive(Deserialize)]
-struct Resolve {
-    nodes: Vec<Node>,
-}
-
-#[derive(Deserialize)]
-struct Node {
-    id: String,
-    deps: Vec<Dependency>,
-}
-
-#[derive(Deserialize)]
-struct Dependency {
-    pkg: String,
-    dep_kinds: Vec<DependencyKind>,
-}
-
-impl Dependency {
-    /// Returns `true` if it is built for users of the crate, and not only for its own tests.
-    fn is_shipped(&self) -> bool {
-        self.dep_kinds.iter().any(|it| it.kind.as_deref() != Some("dev"))
-    }
-}
-
-#[derive(Deserialize)]
-struct DependencyKind {
-    /// Kind of the dependency: `None` for a normal one, otherwise "dev" or "build".
-    kind: Option<String>,
 }
 
 /// Dependencies that count.

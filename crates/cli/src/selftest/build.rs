@@ -11,9 +11,9 @@ use anyhow::{Context, bail};
 use brigade_libtorch_setup::{Cache, Libtorch, Pins, Project, Wanted};
 
 use super::NAME;
-use crate::new::Source;
 use crate::output;
 use crate::setup::SourceArgs;
+use crate::source::Source;
 
 /// Returns the self-test for the requested libtorch, or else for that of the Cargo project in the working folder, or
 /// else for the fetched one. It is built if it is missing, or was built by another `brigade` or for a libtorch that was
@@ -62,16 +62,7 @@ fn find_libtorch(asked: &SourceArgs, cache: &Cache) -> anyhow::Result<Libtorch> 
 
 /// Returns the arguments of `cargo install`: the source and the features.
 fn words(source: &Source, libtorch: &Libtorch) -> Vec<OsString> {
-    let mut words: Vec<OsString> = match source {
-        Source::Checkout(root) => vec!["--path".into(), root.join("crates/brigade").into()],
-        Source::Git { url, commit } => {
-            vec!["--git".into(), url.into(), "--rev".into(), commit.into(), "brigade".into()]
-        }
-        Source::Registry => {
-            let version = concat!("=", env!("CARGO_PKG_VERSION"));
-            vec!["brigade".into(), "--version".into(), version.into()]
-        }
-    };
+    let mut words = source.install_arguments();
     words.extend(["--bin".into(), NAME.into()]);
     if libtorch.folder().join("lib/libtorch_cuda.so").exists() {
         words.extend(["--features".into(), "cuda".into()]);

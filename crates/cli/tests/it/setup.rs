@@ -31,7 +31,11 @@ impl Fixture {
     }
 
     fn brigade(&self, folder: &str, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        self.start(Path::new(env!("CARGO_BIN_EXE_brigade")), folder, arguments)
+    }
+
+    fn start(&self, program: &Path, folder: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(program);
         command.args(arguments).current_dir(self.folder().join(folder));
         command.env("XDG_CACHE_HOME", self.folder().join("cache"));
         for name in ["LIBTORCH", "LIBTORCH_USE_PYTORCH", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
@@ -102,6 +106,53 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
             "{ignored}"
         );
     }
+}
+
+/// The checkout in which the program was built exists on this machine, which must not matter.
+#[test]
+fn an_installed_program_depends_on_its_release_unless_it_was_installed_from_a_checkout() {
+    let fixture = Fixture::new("2.13.0");
+    let bin = fixture.folder().join("root/bin");
+    fs::create_dir_all(&bin).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_brigade"), bin.join("brigade")).unwrap();
+    let new = |name: &str, arguments: &[&str]| {
+        let arguments = [&["new", name, "--no-setup"][..], arguments].concat();
+        let output = fixture.start(&bin.join("brigade"), ".", &arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8(output.stdout).unwrap();
+        let line = said.lines().nth(1).unwrap().to_owned();
+        let metadata = metadata(&fixture.folder().join(name));
+        let dependencies = metadata["packages"][0]["dependencies"].as_array().unwrap().iter();
+        let of_brigade =
+            dependencies.filter(|it| it["name"].as_str().unwrap().starts_with("brigade"));
+        (line, of_brigade.cloned().collect::<Vec<_>>())
+    };
+    let (minor, _) = env!("CARGO_PKG_VERSION").rsplit_once('.').unwrap();
+    for template in ["loop", "vision"] {
+        let (line, dependencies) = new(&format!("my-{template}"), &["--template", template]);
+        assert!(line.starts_with(&format!("depends on Brigade {minor} from crates.io ")), "{line}");
+        for dependency in dependencies {
+            assert_eq!(dependency["req"], format!("^{minor}"), "{dependency}");
+            assert!(dependency["path"].is_null(), "{dependency}");
+        }
+    }
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    let depends = |found: &(String, Vec<serde_json::Value>)| {
+        let line = format!("depends on Brigade in {}, ", checkout.display());
+        assert!(found.0.starts_with(&line), "{}", found.0);
+        let path = found.1[0]["path"].as_str().unwrap();
+        assert_eq!(Path::new(path), checkout.join("crates/brigade"));
+    };
+    depends(&new("named", &["--brigade", checkout.to_str().unwrap()]));
+    // As `cargo install --path` notes it.
+    let package = checkout.join("crates/cli");
+    let list = format!(
+        "[v1]\n\"brigade-cli {} (path+file://{})\" = [\"brigade\"]\n",
+        env!("CARGO_PKG_VERSION"),
+        package.display()
+    );
+    fs::write(fixture.folder().join("root/.crates.toml"), list).unwrap();
+    depends(&new("listed", &[]));
 }
 
 #[test]

@@ -1,13 +1,19 @@
 //! The packages that `cargo xtask package` builds, installed where nothing else is: `cargo xtask test --slow`.
 
+mod elf;
+mod registry;
+
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use brigade_test_needs::{needs, packages};
+use brigade_test_needs::{needs, packages, static_package};
 use tempfile::TempDir;
+
+use elf::Loading;
+use registry::Registry;
 
 /// The package whose file's name has this beginning and this end.
 fn package(start: &str, end: &str) -> PathBuf {
@@ -221,12 +227,10 @@ fn the_pytorch_of_an_environment_is_set_up_for_a_rust_project() {
     assert!(written.contains(torch.to_str().unwrap()), "{said}{written}");
 }
 
-#[needs(Packages)]
-fn the_archive_has_program_licences_completions_and_manual() {
-    let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-    let stem = format!("brigade-{VERSION}-{target}");
-    let folder = unpacked(&package(&stem, ".tar.gz"));
-    let root = folder.path().join(stem);
+/// Unpacks an archive for a target, checks its contents, and returns the program.
+fn program_of(archive: &Path, target: &str) -> (TempDir, PathBuf) {
+    let folder = unpacked(archive);
+    let root = folder.path().join(format!("brigade-{VERSION}-{target}"));
     for name in [
         "LICENSE-APACHE",
         "LICENSE-MIT",
@@ -239,8 +243,117 @@ fn the_archive_has_program_licences_completions_and_manual() {
     ] {
         assert!(root.join(name).metadata().unwrap().len() > 200, "{name}");
     }
-    let version = text_of(Command::new(root.join("brigade")).arg("--version"));
+    let program = root.join("brigade");
+    let version = text_of(Command::new(&program).arg("--version"));
     assert!(version.ends_with(&format!(", {target})\n")), "{version}");
+    // Where cargo-binstall looks.
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let manifest: toml_edit::DocumentMut = fs::read_to_string(manifest).unwrap().parse().unwrap();
+    let filled = |key: &str| {
+        let text = manifest["package"]["metadata"]["binstall"][key].as_str().unwrap().to_owned();
+        [("version", VERSION), ("target", target), ("bin", "brigade"), ("binary-ext", "")]
+            .into_iter()
+            .fold(text, |text, (name, value)| text.replace(&format!("{{ {name} }}"), value))
+    };
+    let file = archive.file_name().unwrap().to_str().unwrap();
+    let url = filled("pkg-url");
+    assert!(url.ends_with(&format!("/v{VERSION}/{file}")), "{url}");
+    assert_eq!(folder.path().join(filled("bin-dir")), program);
+    (folder, program)
+}
+
+#[needs(Packages)]
+fn the_archive_has_program_licences_completions_and_manual() {
+    let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
+    let (_folder, program) = program_of(&archive, &target);
+    let loading = Loading::of(&program);
+    assert!(loading.has_interpreter && loading.libraries > 0, "{loading:?}");
+}
+
+#[needs(StaticPackage)]
+fn the_static_program_needs_no_library_and_launches() {
+    let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
+    let (folder, program) = program_of(&static_package().unwrap(), &target);
+    let loading = Loading::of(&program);
+    assert_eq!(loading, Loading { has_interpreter: false, libraries: 0 });
+    let run = |words: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(words).current_dir(folder.path()).env_clear().env("PATH", "/usr/bin:/bin");
+        text_of(command.env("HOME", folder.path()).env("BRIGADE_CONFIG", "/dev/null"))
+    };
+    assert!(run(&["doctor", "--help"]).contains("Usage: brigade doctor"));
+    assert_eq!(run(&["launch", "--nproc", "2", "true"]), "");
+    let said = run(&["launch", "--nproc", "2", "sh", "-c", "echo $RANK of $WORLD_SIZE"]);
+    let lines: BTreeSet<&str> = said.lines().collect();
+    assert_eq!(lines, BTreeSet::from(["[0] 0 of 2", "[1] 1 of 2"]));
+}
+
+#[needs(Packages)]
+fn lists_of_components_have_versions_licences_and_checksums() {
+    for (name, kind, own, foreign) in
+        [("brigade-cli", "application", "clap", "tch"), ("brigade", "library", "tch", "ratatui")]
+    {
+        let file = packages().unwrap().join(format!("{name}-{VERSION}.cdx.json"));
+        let bill: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        assert_eq!(bill["bomFormat"], "CycloneDX");
+        let root = &bill["metadata"]["component"];
+        assert_eq!((&root["type"], &root["version"]), (&kind.into(), &VERSION.into()), "{root}");
+        assert_eq!(root["purl"], format!("pkg:cargo/{name}@{VERSION}"));
+        let components = bill["components"].as_array().unwrap();
+        let named = |name: &str| components.iter().find(|it| it["name"] == name);
+        assert!(named(foreign).is_none(), "{name} does not need {foreign}");
+        let found = named(own).unwrap();
+        assert_eq!(found["hashes"][0]["content"].as_str().unwrap().len(), 64, "{found}");
+        for component in components {
+            let has_licence = component["licenses"][0]["expression"].is_string();
+            assert!(has_licence && component["version"].is_string(), "{component}");
+        }
+    }
+}
+
+/// The crates come from a folder that stands for crates.io. cargo compiles Brigade and libtorch's bindings anew.
+#[needs(Packages, limit = COMPILES)]
+fn a_new_project_trains_with_the_packages_alone() {
+    let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
+    let (_program_folder, program) = program_of(&archive, &target);
+    let registry = Registry::new(&packages().unwrap().join("crates"));
+    let folder = tempfile::tempdir().unwrap();
+    let run = |place: &str, words: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(words).current_dir(folder.path().join(place));
+        command.env("CARGO_HOME", registry.cargo_home()).env("CARGO_PROFILE_DEV_DEBUG", "0");
+        command.env("BRIGADE_CONFIG", "/dev/null").env("CARGO_INCREMENTAL", "0");
+        for name in ["CARGO_TARGET_DIR", "LIBTORCH", "RUSTFLAGS", "RUSTDOCFLAGS"] {
+            command.env_remove(name);
+        }
+        text_of(&mut command)
+    };
+    // The one that the checkout is set up with; else `brigade new` finds or fetches one.
+    let libtorch = env::var("LIBTORCH").ok();
+    let libtorch = libtorch.iter().flat_map(|it| ["--libtorch", it.as_str()]);
+    let words: Vec<&str> = ["new", "digits"].into_iter().chain(libtorch).collect();
+    let said = run(".", &words);
+    assert!(said.contains("\ndepends on Brigade ") && said.contains(" from crates.io "), "{said}");
+
+    let source = folder.path().join("digits/src/main.rs");
+    let text = fs::read_to_string(&source).unwrap();
+    let short = text.replacen("train(&accelerator, 10)", "train(&accelerator, 1)", 1);
+    assert_ne!(short, text);
+    fs::write(&source, short).unwrap();
+    let said = run("digits", &["launch", "--nproc", "2"]);
+    let line = said.lines().find_map(|it| it.strip_prefix("[0] epoch 1/1, accuracy = "));
+    let percent: f64 =
+        line.unwrap_or_else(|| panic!("{said}")).trim_end_matches(" %").parse().unwrap();
+    // Ten classes.
+    assert!(percent > 50.0, "{percent} %");
+    assert!(folder.path().join("digits/model.safetensors").is_file());
+
+    let lock = fs::read_to_string(folder.path().join("digits/Cargo.lock")).unwrap();
+    let entry = lock.split("[[package]]").find(|it| it.contains("name = \"brigade\"\n")).unwrap();
+    let is_published = entry.contains(&format!("version = \"{VERSION}\"\nsource = \"registry+"));
+    assert!(is_published && entry.contains("\nchecksum = "), "{entry}");
 }
 
 /// What pip compiles it from; a build of it takes minutes, and is what `cargo xtask package` does in the checkout.
@@ -277,3 +390,6 @@ fn every_package_has_a_checksum() {
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Seconds in which a first build ends, also on a machine that is busy.
+const COMPILES: u64 = 3600;
