@@ -20,7 +20,7 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 /// The agent's end of its connection to the coordinator.
 ///
 /// It never waits. In each turn of its loop the agent polls [`Link::read_fd`], and [`Link::write_fd`] while
-/// [`Link::wants_write`], until [`Link::deadline`] at most; then it calls [`Link::flush`], [`Link::receive`] until
+/// [`Link::needs_write`], until [`Link::deadline`] at most; then it calls [`Link::flush`], [`Link::receive`] until
 /// there is no message left, and [`Link::keep_up`] last, so that data received in the meantime counts before silence
 /// does. After an error the link cannot be used. Messages that the coordinator sent before it closed are received
 /// before the error.
