@@ -103,7 +103,7 @@ place! {
     /// use brigade_rank_env::{Rank, WorldSize};
     /// let two = WorldSize::new(2)?;
     /// assert_eq!(Rank::new(1, two)?.to_string(), "1");
-    /// assert_eq!(Rank::new(2, two).unwrap_err().to_string(), "Rank 2 is not below the number of ranks, 2");
+    /// assert_eq!(Rank::new(2, two).unwrap_err().to_string(), "Rank 2 is out of range: expected less than the number of ranks, 2");
     /// # Ok::<(), brigade_rank_env::WorldError>(())
     /// ```
     Rank
