@@ -211,7 +211,7 @@ impl ShardingPlan {
     fn placed(&self, is_whole: bool) -> Vec<Placement> {
         let axes = self.mesh.used();
         let placement = |(axis, _)| match axis {
-            Axis::Shard | Axis::Context if !is_whole => Placement::Shard(0),
+            Axis::Shard | Axis::Context | Axis::Sequence if !is_whole => Placement::Shard(0),
             _ => Placement::Replicate,
         };
         axes.map(placement).collect()

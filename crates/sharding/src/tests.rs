@@ -326,6 +326,23 @@ mod traffic {
     }
 
     #[test]
+    fn placements_are_shards_along_all_axes_of_a_copy() {
+        let parameters = [Parameter::new("weight", &[16], Dtype::F32)];
+        let mesh = Mesh::builder().replicate(2).shard(2).context(2).sequence(2).build(16).unwrap();
+        let plan = ShardingPlan::new(&parameters, &Sharding::zero3(), &mesh).unwrap();
+        let weight = &plan.units()[0].parameters[0];
+        let axes = mesh.axes();
+        let divided: usize = axes
+            .iter()
+            .zip(plan.placements(weight))
+            .filter(|(_, placement)| *placement == Placement::Shard(0))
+            .map(|(axis, _)| axis.size)
+            .product();
+        assert_eq!((divided, plan.shard_ranks()), (8, 8));
+        assert_eq!(plan.state_placements(weight), plan.placements(weight));
+    }
+
+    #[test]
     fn experts_are_whole_and_reduced_over_those_with_the_same() {
         let experts = Parameter::new("experts.down", &[4, 8], Dtype::F32).of_experts();
         let parameters = [Parameter::new("gate", &[16, 8], Dtype::F32), experts];

@@ -159,10 +159,11 @@ fn random_kills() {
         let _ = victim.as_ref().map(|it| kill(Pid::from_raw(it.pid), Signal::SIGKILL));
         let run = job.finish();
         eprintln!("{name}: {}", run.code);
-        // Too late, the job, a rank or the launcher itself; or the check of the executable's permissions, which is then
-        // not run.
+        // Too late, the job, a rank or the launcher itself; or a part of the script that looks for the executable and
+        // checks its permissions, so that it is not found or not run.
         let was_unchecked = run.code == 126 && run.stderr.contains("there was not started: ");
-        let is_usual = [0, 1, 137].contains(&run.code) || was_unchecked;
+        let was_not_found = run.code == 127 && run.stderr.contains("nor in PATH there: ");
+        let is_usual = [0, 1, 137].contains(&run.code) || was_unchecked || was_not_found;
         assert!(is_usual, "{name}: {}: {}", run.code, run.stderr);
         let was_launcher = victim.is_some_and(|it| it.pid == launcher);
         if run.code != 0 && !was_launcher {
