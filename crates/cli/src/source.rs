@@ -35,7 +35,7 @@ impl Source {
         let folder = fs::canonicalize(folder)
             .with_context(|| format!("--brigade {}: there is no such folder", folder.display()))?;
         if !folder.join(FACADE).is_file() {
-            bail!(Usage(format!("--brigade {}: no checkout of Brigade", folder.display())));
+            bail!(Usage(format!("--brigade {}: not a checkout of Brigade", folder.display())));
         }
         Ok(Self::Checkout(folder))
     }

@@ -127,7 +127,7 @@ fn mistakes() {
         ),
         (
             &["--hosts", "a:1", "--include", "a", "--exclude", "a"],
-            "include a (flag --include) and exclude a (flag --exclude) exclude each other: one says",
+            "include a (flag --include) and exclude a (flag --exclude) exclude each other: one lists",
         ),
         (&["--hosts", "a:1", "--workdir", "b"], "the working folder b is not an absolute path"),
         (

@@ -148,7 +148,11 @@ fn without_a_program_the_projects_binary_is_built_and_run() {
 
     let run = work.cargo(1, &["-p", "other"]);
     assert_eq!(run.code, 2, "{}", run.stderr);
-    assert!(run.stderr.ends_with("it has no package other\n"), "{}", run.stderr);
+    assert!(
+        run.stderr.ends_with("the workspace has no package other; name a program\n"),
+        "{}",
+        run.stderr
+    );
     // Two binaries, without a choice between them.
     fs::create_dir(work.path().join("src/bin")).unwrap();
     fs::write(work.path().join("src/bin/second.rs"), main).unwrap();

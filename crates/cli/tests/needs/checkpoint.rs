@@ -372,7 +372,7 @@ fn states_of_another_run_are_kept_only_when_asked_for() {
     assert!(said.contains("theirs lacks some of the states that checkpoint_3 has"), "{said}");
     assert!(said.contains("scheduler: there is no schedule for it; "), "{said}");
     let flag = "--keep-state files,loader,optimizer,random,scheduler";
-    assert!(said.contains(&format!("give `{flag}`")), "{said}");
+    assert!(said.contains(&format!("pass `{flag}`")), "{said}");
     assert!(!folder.path().join("out").exists());
     let output = run(&flag.split(' ').collect::<Vec<_>>());
     let said = text(&output.stdout);

@@ -254,7 +254,9 @@ fn default_binary(metadata: &Value, package: Option<&str>) -> Result<CargoTarget
     });
     let chosen: Vec<Value> = chosen.collect();
     if let (Some(name), []) = (package, chosen.as_slice()) {
-        return Err(ProgramError::NoProject { reason: format!("it has no package {name}") });
+        return Err(ProgramError::NoProject {
+            reason: format!("the workspace has no package {name}"),
+        });
     }
     let defaults: Vec<&str> = chosen.iter().filter_map(|it| it["default_run"].as_str()).collect();
     if let [name] = defaults.as_slice() {
@@ -367,7 +369,7 @@ not a message
         assert_eq!(ask(&[&two], None), Err(ProgramError::NoDefaultBinary { names }));
         let none = ProgramError::NoDefaultBinary { names: Vec::new() };
         assert_eq!(ask(&[&package("l", None, &[])], None), Err(none));
-        let reason = "it has no package z".to_owned();
+        let reason = "the workspace has no package z".to_owned();
         assert_eq!(ask(&[&one], Some("z")), Err(ProgramError::NoProject { reason }));
     }
 
