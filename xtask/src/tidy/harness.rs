@@ -68,7 +68,10 @@ mod tests {
         let main = ("crates/a/tests/hosts/main.rs", suite);
         let lost = violations(&[main, ("crates/a/tests/hosts/more.rs", &test)]);
         assert_eq!(lost.len(), 1);
-        assert!(lost[0].starts_with("crates/a/tests/hosts/more.rs:1: has no effect here"), "{lost:?}");
+        assert!(
+            lost[0].starts_with("crates/a/tests/hosts/more.rs:1: has no effect here"),
+            "{lost:?}"
+        );
         let dist = marked(concat!("dist_", "test!(world = 2, y, |_| {});"));
         assert_eq!(violations(&[main, ("crates/a/tests/hosts/more.rs", &dist)]).len(), 1);
         // Programs with libtest's harness, and those of other packages.
