@@ -1,7 +1,6 @@
 //! `cargo xtask`: tasks of contributors and CI on this checkout, one command each.
 
 mod bench;
-mod bill;
 mod cargo;
 mod check;
 mod checkout;
@@ -18,6 +17,7 @@ mod notebook;
 mod package;
 mod python_environment;
 mod release;
+mod sbom;
 mod setup;
 mod suite;
 mod tidy;
@@ -170,7 +170,7 @@ enum Command {
     ///
     /// The first time, Jupyter (from PyPI) and evcxr are installed into notebooks-env/, which git ignores.
     Notebook(notebook::Options),
-    /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
+    /// Fuzz a reader of untrusted input with libFuzzer
     ///
     /// Files, messages from peers, settings: dev/fuzz-readers/src/readers/ lists the readers. Uses cargo-fuzz and the
     /// address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the same readers on

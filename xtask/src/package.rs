@@ -9,11 +9,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::bill::{self, Checksums};
 use crate::cargo::{self, plain, plain_cargo};
 use crate::checkout::Checkout;
 use crate::metadata::Metadata;
 use crate::python_environment::Environment;
+use crate::sbom::{self, Checksums};
 use crate::workspace::Workspace;
 
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
              (`rustup target add {is_static}`)"
         );
     }
-    packages.bills()?;
+    packages.sboms()?;
     packages.crates()?;
     packages.checksums()?;
     list(checkout, &packages.folder)?;
@@ -191,15 +191,15 @@ impl<'a> Packages<'a> {
     }
 
     /// Writes the lists of components of the launcher and the library.
-    fn bills(&self) -> Result<()> {
+    fn sboms(&self) -> Result<()> {
         let lock = self.checkout.root().join("Cargo.lock");
         let lock =
             fs::read_to_string(&lock).with_context(|| format!("cannot read {}", lock.display()))?;
         let checksums = Checksums::of_lock(&lock)?;
         for (package, kind) in [(LAUNCHER, "application"), (LIBRARY, "library")] {
-            let bill = bill::of(&self.metadata, &checksums, package, kind)?;
+            let sbom = sbom::of(&self.metadata, &checksums, package, kind)?;
             let name = format!("{package}-{}.cdx.json", self.version);
-            fs::write(self.folder.join(&name), format!("{bill:#}\n"))
+            fs::write(self.folder.join(&name), format!("{sbom:#}\n"))
                 .with_context(|| format!("cannot write {name}"))?;
         }
         Ok(())

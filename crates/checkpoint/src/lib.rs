@@ -44,7 +44,7 @@
 //! Weights in 8 or 4 bits are several tensors in a file. The reader presents one tensor in their place
 //! (`reader/quantized.rs`: Brigade's own layout, GPTQ, AWQ, bitsandbytes), read as float32 or as `PackedWeight`.
 //!
-//! # Foreign bytes
+//! # Untrusted input
 //!
 //! Files are untrusted input. A reader rejects what it does not support, and uses memory in proportion to its input:
 //! sizes that a file declares are compared with the file before anything is allocated, and anything that a few bytes

@@ -163,21 +163,21 @@ mod tests {
     }
 
     #[test]
-    fn a_bill_lists_what_a_package_is_built_from() {
+    fn an_sbom_lists_what_a_package_is_built_from() {
         let lock = "version = 4\n\n[[package]]\nname = \"used\"\nversion = \"1.2.3+4\"\nchecksum = \"ab12\"\n\n\
                     [[package]]\nname = \"cli\"\nversion = \"0.1.0\"\n";
         let checksums = Checksums::of_lock(lock).unwrap();
-        let bill = of(&metadata(), &checksums, "cli", "application").unwrap();
+        let sbom = of(&metadata(), &checksums, "cli", "application").unwrap();
         assert_eq!(
-            (&bill["bomFormat"], &bill["specVersion"]),
+            (&sbom["bomFormat"], &sbom["specVersion"]),
             (&json!("CycloneDX"), &json!("1.5"))
         );
-        let root = &bill["metadata"]["component"];
+        let root = &sbom["metadata"]["component"];
         assert_eq!(
             (&root["type"], &root["purl"]),
             (&json!("application"), &json!("pkg:cargo/cli@0.1.0"))
         );
-        let components = bill["components"].as_array().unwrap();
+        let components = sbom["components"].as_array().unwrap();
         let scopes: Vec<_> = components
             .iter()
             .map(|it| (it["name"].as_str().unwrap(), it["scope"].as_str().unwrap()))
@@ -194,7 +194,7 @@ mod tests {
             })
         );
         assert!(components[0]["licenses"].is_null() && components[0]["hashes"].is_null());
-        let dependencies = bill["dependencies"].as_array().unwrap();
+        let dependencies = sbom["dependencies"].as_array().unwrap();
         assert_eq!(
             dependencies[0],
             json!({ "ref": "pkg:cargo/cli@0.1.0",
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bill_of_another_package_is_an_error() {
+    fn an_sbom_of_another_package_is_an_error() {
         let checksums = Checksums::of_lock("[[package]]\nname = \"a\"\n").unwrap();
         // A crate of the registry has a name, too.
         let error = of(&metadata(), &checksums, "used", "library").unwrap_err();
