@@ -43,7 +43,7 @@ mount --bind /opt/hosts /etc/hosts
 mount --bind /opt/osrelease /proc/sys/kernel/osrelease
 mount --bind /dev/null /dev/kmsg
 export HOME=/mnt/home PATH=$programs:$PATH OMP_NUM_THREADS=1 PYTHONPATH=$root/python LC_ALL=C.UTF-8
-export JUPYTER_PLATFORM_DIRS=1 PYTHONWARNINGS=ignore
+export TMUX_TMPDIR=/opt JUPYTER_PLATFORM_DIRS=1 PYTHONWARNINGS=ignore
 unset LIBTORCH HISTFILE PROMPT_COMMAND "${!BRIGADE_@}"
 printf 'PS1="$ "\nclear\n' > /mnt/home/.bashrc
 cd /mnt/woof
@@ -93,14 +93,15 @@ for picture in $wanted; do
     learner)
         terminal train 112 16
         terminal watch 138 32
-        typed train "brigade launch --nproc 2 target/debug/learn_imagewoof --generate 6 64 --size 48 --batch-size 8 --mixup 0 --epochs 10 --log woof --plots pictures"
+        typed train "brigade launch --nproc 2 target/debug/learn_imagewoof --generate 6 64 --size 48 --batch-size 8 \
+--mixup 0 --epochs 10 --log woof --plots pictures"
         typed watch "brigade watch runs --wait"
         wait_for train 'epoch 9/10 train: [0-9]+/[0-9]+ \([4-9].? %'
         saved train "A Learner on two processes" learner.svg
         saved watch "brigade watch runs" watch.svg
         wait_for train '^\$ *$'
         brigade report runs/woof.jsonl --monitor accuracy --output /opt/woof.html
-        page /opt/woof.html 1255 report.png
+        page /opt/woof.html 1265 report.png
         smaller pictures/confusion.png confusion-matrix.png
         ;;
     finder)
@@ -112,7 +113,8 @@ for picture in $wanted; do
         ;;
     samples)
         [ -d data ] || learn_imagewoof --generate 6 64 --size 32 --epochs 1
-        brigade data show data/photos-6x64 --transforms random-resized-crop=160,flip,rand-augment --rows 2 --output /opt/samples.png
+        brigade data show data/photos-6x64 --transforms random-resized-crop=160,flip,rand-augment --rows 2 \
+            --output /opt/samples.png
         smaller /opt/samples.png samples.png
         ;;
     doctor)

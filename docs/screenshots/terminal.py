@@ -21,6 +21,8 @@ COLORS = (
     "#3b4048 #f27983 #98cb7c #e8c274 #74b3f5 #d090ea #62c4cf #d7dae0 "  # black to white
     "#8a919e #ff9aa2 #b3e398 #ffdc94 #98caff #e2adf7 #86e0ea #ffffff"
 ).split()
+# An escape sequence or a control character, or else a letter.
+PARTS = re.compile(r"(\x1b\[[0-9;:?]*[A-Za-z]|\x1b[()].|[\x0e\x0f\r])|(.)")
 FONT = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
 
 
@@ -85,7 +87,7 @@ def cells_of(text):
     lines, style = [], Style()
     for line in text.split("\n"):
         cells = []
-        for sequence, letter in re.findall(r"(\x1b\[[0-9;:]*m|\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b[()].|[\x0e\x0f\r])|(.)", line):
+        for sequence, letter in PARTS.findall(line):
             if letter:
                 cells.append((letter, style))
             elif sequence.endswith("m"):
@@ -112,7 +114,8 @@ def drawn(letter, x, y):
     if 0x2800 <= code <= 0x28FF:
         places = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3))
         dots = [place for bit, place in enumerate(places) if code >> bit & 1]
-        return "".join(box(x + (column + 0.2) * WIDTH / 2, y + (row + 0.2) * HEIGHT / 4, 2.5, 2.7) for column, row in dots)
+        corners = ((x + (column + 0.2) * WIDTH / 2, y + (row + 0.2) * HEIGHT / 4) for column, row in dots)
+        return "".join(box(*corner, 2.5, 2.7) for corner in corners)
     if 0x2581 <= code <= 0x2588:
         height = HEIGHT * (code - 0x2580) / 8
         return box(x, y + HEIGHT - height, WIDTH, height)
