@@ -181,13 +181,11 @@ def svg(lines, title):
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="{SIZE}">'
     yield f"<title>{escape(title)}</title>"
-    yield (
-        f'<rect x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1}" rx="8" fill="{BACKGROUND}" stroke="{EDGE}"/>'
-    )
+    frame = f'x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1}" rx="8"'
+    yield f'<rect {frame} fill="{BACKGROUND}" stroke="{EDGE}"/>'
     yield f'<path d="M0 {BAR}h{width:.0f}" stroke="{EDGE}"/>'
-    yield (
-        f'<text x="{width / 2:.0f}" y="20" text-anchor="middle" font-size="13" fill="{FAINT}">{escape(title)}</text>'
-    )
+    place = f'x="{width / 2:.0f}" y="20" text-anchor="middle"'
+    yield f'<text {place} font-size="13" fill="{FAINT}">{escape(title)}</text>'
     for color, path in [*behind.items(), *shapes.items()]:
         if path:
             yield f'<path fill="{color}" d="{path}"/>'
