@@ -96,7 +96,7 @@ for picture in $wanted; do
         typed train "brigade launch --nproc 2 target/debug/learn_imagewoof --generate 6 64 --size 48 --batch-size 8 \
 --mixup 0 --epochs 10 --log woof --plots pictures"
         typed watch "brigade watch runs --wait"
-        wait_for train 'epoch 9/10 train: [0-9]+/[0-9]+ \([4-9].? %'
+        wait_for train 'epoch 9/10 train: [0-9]+/[0-9]+ \([4-9][0-9] %'
         saved train "A Learner on two processes" learner.svg
         saved watch "brigade watch runs" watch.svg
         wait_for train '^\$ *$'
