@@ -122,11 +122,38 @@ fn charts_and_tables(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &Vi
     if panels.is_empty() && model.state == State::Empty {
         frame.render_widget(Paragraph::new("waiting for the run's first values").dim(), charts);
     }
-    let count = tables.len().max(1) as u32;
-    let columns = Layout::horizontal(vec![Constraint::Ratio(1, count); tables.len()]).split(below);
+    let half = usize::from(below.width) / 2;
+    let columns = match tables.as_slice() {
+        // Each table has its width where halves are too narrow for one of them.
+        [(_, first), (_, second)] if widest(first).max(widest(second)) > half => {
+            let first = (widest(first) + GAP) as u16;
+            vec![Constraint::Length(first), Constraint::Min(0)]
+        }
+        tables => vec![Constraint::Fill(1); tables.len()],
+    };
+    let columns = Layout::horizontal(columns).split(below);
     for ((title, lines), area) in tables.into_iter().zip(columns.iter()) {
-        page(frame, *area, &title, lines.into_iter().map(Line::from).collect());
+        let room = usize::from(area.width);
+        page(
+            frame,
+            *area,
+            &title,
+            lines.into_iter().map(|line| Line::from(begin(line, room))).collect(),
+        );
     }
+}
+
+/// Returns the width of the widest line.
+fn widest(lines: &[String]) -> usize {
+    lines.iter().map(|line| text::width(line)).max().unwrap_or(0)
+}
+
+/// Cuts off the end of a line that does not fit, and marks the cut.
+fn begin(line: String, room: usize) -> String {
+    if text::width(&line) <= room {
+        return line;
+    }
+    line.chars().take(room.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// Returns the areas of charts: as many as fit with a sufficient height, the last ones first.
@@ -164,8 +191,10 @@ fn tables(model: &Model, view: &View, width: u16) -> Vec<(String, Vec<String>)> 
     let at = |tables: &[(String, Vec<String>)]| {
         view.table.checked_rem(tables.len()).map(|at| tables[at].clone())
     };
-    if width >= 90 {
-        epochs.into_iter().chain(at(&others)).collect()
+    let beside: Vec<_> = epochs.iter().cloned().chain(at(&others)).collect();
+    let needed = beside.iter().map(|(_, lines)| widest(lines) + GAP).sum::<usize>();
+    if usize::from(width) + GAP >= needed {
+        beside
     } else {
         let all: Vec<_> = epochs.into_iter().chain(others).collect();
         at(&all).into_iter().collect()
@@ -245,6 +274,8 @@ fn page(frame: &mut Frame<'_>, area: Rect, title: &str, lines: Vec<Line<'_>>) {
 
 /// Width of a number: `-1.23457e-12`.
 const NUMBER: usize = 12;
+/// Minimum space between two tables.
+const GAP: usize = 3;
 /// Height of a small chart in lines.
 const CHART: usize = 7;
 /// Maximum number of epochs that are drawn: more than any terminal has lines.

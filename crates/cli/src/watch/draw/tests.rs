@@ -78,6 +78,27 @@ q quit  ? help  ↑↓ series  l linear  s smooth 0  x step  z 100 %  space pin 
 }
 
 #[test]
+fn tables_beside_each_other_are_whole_or_one_is_left_out() {
+    let ranks = "{\"_step\":12,\"ranks\":{\"columns\":[\"rank\",\"host\",\"step_ms\"],\
+                 \"data\":[[0,\"node0\",12.5],[1,\"node1\",13]]}}";
+    let model = model(&(learner(3, 4) + ranks));
+    let lines = |width| {
+        let found = screen(&model, &View::default(), width, 22);
+        let mut lines = found.lines().map(str::to_owned).collect::<Vec<_>>();
+        lines.drain(..lines.iter().position(|line| line.starts_with("epoch  ")).unwrap());
+        lines
+    };
+    assert_eq!(
+        lines(99)[1],
+        "    2         0.5        0.25  1 min 5 s             0  node0     12.5"
+    );
+    // Less than two halves of the widest table's width.
+    assert_eq!(lines(63)[1], "    2         0.5        0.25  1 min 5 s      0  node0     12.5");
+    assert_eq!(lines(50)[1], "    2         0.5        0.25  1 min 5 s");
+    assert_eq!(lines(30)[1], "    2         0.5        0.25…");
+}
+
+#[test]
 fn keys_choose_what_is_drawn() {
     let model = model(&learner(3, 40));
     let mut view = View::default();
