@@ -1,73 +1,69 @@
 //! Compiles the C++ side of the border and tells every crate above where libtorch lies.
 
+#[path = "build/object_cache.rs"]
+mod object_cache;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, io};
 
-/// Few translation units: libtorch's headers, and the templates that they leave to be instantiated at
-/// the end of each unit, take four fifths of the time of compiling a file alone. In two units all of
-/// them take 60 s of a processor; one by one with a precompiled header it was 140 s.
-const UNITS: [(&str, &[&str]); 3] = [
-    (
-        "arithmetic",
-        &[
-            "norm.cpp",
-            "norm_relu.cpp",
-            "norm_relu_gpu.cpp",
-            "max_pool.cpp",
-            "cross_entropy.cpp",
-            "dropout.cpp",
-            "attention.cpp",
-            "linear.cpp",
-            "foreach.cpp",
-            "flat.cpp",
-            "optimizer.cpp",
-            "precision.cpp",
-            "matrix_step.cpp",
-        ],
-    ),
-    (
-        "communication",
-        &[
-            "tensors.cpp",
-            "loss_flag.cpp",
-            "memory.cpp",
-            "device.cpp",
-            "store.cpp",
-            "group.cpp",
-            "gloo.cpp",
-            "ordered.cpp",
-            "shared_memory.cpp",
-            "through_host.cpp",
-            "combine.cpp",
-            "forks.cpp",
-            "fake.cpp",
-            "reducer.cpp",
-            "sharder.cpp",
-            "sharder_gather.cpp",
-            "sharder_reduce.cpp",
-            "regions.cpp",
-            "context_attention.cpp",
-            "storage.cpp",
-            "hook.cpp",
-            "reproducible.cpp",
-            "profiler.cpp",
-            "recompute.cpp",
-        ],
-    ),
-    // TorchScript's headers are many, and nothing else needs them.
-    ("script", &["script.cpp"]),
+use object_cache::{Inputs, ObjectCache};
+
+/// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
+/// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
+/// torch-sys is one unit, too, and takes longer, so that more units would not end sooner on more processors.
+const FILES: [&str; 38] = [
+    "norm.cpp",
+    "norm_relu.cpp",
+    "norm_relu_gpu.cpp",
+    "max_pool.cpp",
+    "cross_entropy.cpp",
+    "dropout.cpp",
+    "attention.cpp",
+    "linear.cpp",
+    "foreach.cpp",
+    "flat.cpp",
+    "optimizer.cpp",
+    "precision.cpp",
+    "matrix_step.cpp",
+    "tensors.cpp",
+    "loss_flag.cpp",
+    "memory.cpp",
+    "device.cpp",
+    "store.cpp",
+    "group.cpp",
+    "gloo.cpp",
+    "ordered.cpp",
+    "shared_memory.cpp",
+    "through_host.cpp",
+    "combine.cpp",
+    "forks.cpp",
+    "fake.cpp",
+    "reducer.cpp",
+    "sharder.cpp",
+    "sharder_gather.cpp",
+    "sharder_reduce.cpp",
+    "regions.cpp",
+    "context_attention.cpp",
+    "storage.cpp",
+    "hook.cpp",
+    "reproducible.cpp",
+    "profiler.cpp",
+    "recompute.cpp",
+    "script.cpp",
 ];
 /// Loops whose results must not depend on the processor or on a compiler's choice. Compiled with the same flags in every
 /// profile, so that tests run the released code.
 const LOOPS: &str = "cpp/step_kernels.cpp";
+/// Name of the static library of the border's objects.
+const ARCHIVE: &str = "brigade_torch";
 /// Needs CUDA's headers.
-const CUDA_UNIT: (&str, &[&str]) =
-    ("cuda", &["cuda.cpp", "graph.cpp", "gpu_program.cpp", "nccl.cpp"]);
+const CUDA_FILES: [&str; 4] = ["cuda.cpp", "graph.cpp", "gpu_program.cpp", "nccl.cpp"];
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(parallel_loops)");
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build");
     if env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
         // Build scripts of dependents ask for a folder, and link nothing.
         println!("cargo::metadata=LIB=");
@@ -76,10 +72,13 @@ fn main() {
     let (lib, include) = libtorch();
     let torch = lib.parent().expect("libtorch's lib folder has a parent");
     let cuda = env::var("CARGO_FEATURE_CUDA").is_ok();
-
-    let mut build = cxx_build::bridge("src/bridge.rs");
+    let cuda_folders = if cuda { cuda_headers(torch) } else { Vec::new() };
+    let bridge = cxx_build::bridge("src/bridge.rs");
+    let mut build = cc::Build::new();
     build
-        .files(UNITS.map(|(name, files)| unit(name, files)))
+        .cpp(true)
+        .includes(includes(&bridge))
+        .file(unit("border", bridge.get_files().map(Path::to_owned).chain(FILES.map(text))))
         // As libtorch's own headers need from 2.11 on.
         .std("c++20")
         // Their headers warn; with `isystem` ours still would not.
@@ -93,7 +92,9 @@ fn main() {
         .include("cpp/gloo_declarations")
         .flag_if_supported("-fvisibility=hidden")
         // So that loops with square roots become vector instructions.
-        .flag_if_supported("-fno-math-errno");
+        .flag_if_supported("-fno-math-errno")
+        .cargo_metadata(false);
+    without_paths(&mut build, torch);
     if env::var("LIBTORCH_CXX11_ABI").as_deref() == Ok("0") {
         build.define("_GLIBCXX_USE_CXX11_ABI", "0");
     }
@@ -105,8 +106,8 @@ fn main() {
             torch.display()
         );
         build.define("BRIGADE_CUDA", None);
-        build.file(unit(CUDA_UNIT.0, CUDA_UNIT.1)).file(kernels());
-        for folder in cuda_headers(torch) {
+        build.file(unit("cuda", CUDA_FILES.map(text))).file(kernels());
+        for folder in &cuda_folders {
             build.flag("-isystem").flag(folder.to_str().expect("path is UTF-8"));
         }
         // Behind all others: only for headers that are nowhere else.
@@ -116,8 +117,13 @@ fn main() {
     if openmp.is_some() {
         build.flag("-fopenmp");
     }
-    build.objects(loops(&include)).compile("brigade_torch");
+    let headers: Vec<&Path> =
+        [&include].into_iter().chain(&cuda_folders).map(PathBuf::as_path).collect();
+    compile_or_load(&mut build, torch, &headers);
 
+    // What cc prints for an archive that it compiles. Crate cxx links the standard library of C++.
+    println!("cargo::rustc-link-lib=static={ARCHIVE}");
+    println!("cargo::rustc-link-search=native={}", variable("OUT_DIR").display());
     println!("cargo::rustc-link-search=native={}", lib.display());
     for library in ["torch_cpu", "c10"] {
         println!("cargo::rustc-link-lib={library}");
@@ -141,16 +147,93 @@ fn main() {
     watch(Path::new("cpp"));
 }
 
+/// Puts the archive of the border into cargo's `OUT_DIR`: from the user's cache if the same was compiled before, in
+/// any project, or else by compiling it. A cache that cannot be read or written costs only time.
+fn compile_or_load(build: &mut cc::Build, torch: &Path, headers: &[&Path]) {
+    let archive = variable("OUT_DIR").join(format!("lib{ARCHIVE}.a"));
+    let key = key(&build.get_compiler(), torch, headers).ok().flatten();
+    let cached = ObjectCache::of_user().zip(key);
+    if let Some((cache, key)) = &cached
+        && cache.load(key, &archive).expect("cargo's OUT_DIR can be written")
+    {
+        return;
+    }
+    build.objects(loops(torch, headers[0])).compile(ARCHIVE);
+    if let Some((cache, key)) = cached
+        && let Err(error) = cache.store(&key, &archive)
+    {
+        // Cargo shows it with `-vv`. It is not a warning for users of a read-only home folder.
+        println!("cannot keep the compiled C++ for other projects: {error}");
+    }
+}
+
+/// Returns the key of the archive: a hash of the C++ texts, the flags, the compiler, and libtorch's version and headers.
+/// `None` if the objects depend on the processor of this host, which a user's cache may share with others.
+fn key(compiler: &cc::Tool, torch: &Path, headers: &[&Path]) -> io::Result<Option<String>> {
+    let mut inputs = Inputs::new();
+    // Folders in flags differ between projects, and the objects do not depend on them.
+    let mut folders = vec![
+        variable("OUT_DIR").display().to_string(),
+        variable("CARGO_MANIFEST_DIR").display().to_string(),
+        torch.display().to_string(),
+    ];
+    folders.extend(headers.iter().map(|folder| folder.display().to_string()));
+    for argument in compiler.args() {
+        let mut argument = argument.to_string_lossy().into_owned();
+        if argument.ends_with("=native") {
+            return Ok(None);
+        }
+        for (index, folder) in folders.iter().enumerate() {
+            argument = argument.replace(folder, &format!("<{index}>"));
+        }
+        inputs.add("flag", argument.as_bytes());
+    }
+    for question in ["--version", "-dumpmachine"] {
+        let output = Command::new(compiler.path()).arg(question).output()?;
+        inputs.add(question, &output.stdout);
+    }
+    for name in ["CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+        inputs.add(name, env::var_os(name).unwrap_or_default().as_encoded_bytes());
+    }
+    inputs.add("build.rs", include_bytes!("build.rs"));
+    inputs.add_contents(Path::new("cpp"))?;
+    let generated = variable("OUT_DIR").join("cxxbridge");
+    inputs.add_contents(&generated.join("sources"))?;
+    inputs.add("cxx.h", &fs::read(generated.join("include/rust/cxx.h"))?);
+    for name in ["build-version", "build-hash", "version.py"] {
+        inputs.add(name, &fs::read(torch.join(name)).unwrap_or_default());
+    }
+    for folder in headers {
+        inputs.add_sizes(folder)?;
+    }
+    Ok(Some(inputs.key()))
+}
+
+/// Replaces the folders of the package and of libtorch in texts of the objects (`__FILE__`, in messages of errors), so
+/// that the objects do not depend on them.
+fn without_paths(build: &mut cc::Build, torch: &Path) {
+    let package = variable("CARGO_MANIFEST_DIR");
+    for (folder, name) in [(torch, "libtorch"), (&package, "brigade-torch")] {
+        build.flag_if_supported(format!("-ffile-prefix-map={}={name}", folder.display()));
+    }
+}
+
+/// Returns a variable that cargo sets for build scripts.
+fn variable(name: &str) -> PathBuf {
+    PathBuf::from(env::var_os(name).expect("cargo sets it"))
+}
+
 /// Finds the folders of libtorch's libraries and headers, by the rules of torch-sys, so that both are built with
 /// the same. torch-sys would tell (`DEP_TCH_LIBTORCH_LIB`), but only after its own C++, a minute and a half:
 /// so the two compile side by side.
 fn libtorch() -> (PathBuf, PathBuf) {
-    let variable = |name: &str| {
+    let setting = |name: &str| {
         println!("cargo::rerun-if-env-changed={name}");
         env::var_os(name).map(PathBuf::from)
     };
-    if variable("LIBTORCH_USE_PYTORCH").is_some() {
-        let python = if variable("VIRTUAL_ENV").is_some() { "python" } else { "python3" };
+    if setting("LIBTORCH_USE_PYTORCH").is_some() {
+        let python = if setting("VIRTUAL_ENV").is_some() { "python" } else { "python3" };
         let script = "import os, torch; print(os.path.dirname(torch.__file__))";
         let output = Command::new(python).args(["-c", script]).output();
         let output = output.unwrap_or_else(|error| panic!("cannot start {python}: {error}"));
@@ -160,14 +243,14 @@ fn libtorch() -> (PathBuf, PathBuf) {
         return (torch.join("lib"), torch.join("include"));
     }
     let system = || Path::new("/usr/lib/libtorch.so").exists().then(|| PathBuf::from("/usr"));
-    let torch = variable("LIBTORCH").or_else(system).unwrap_or_else(|| {
+    let torch = setting("LIBTORCH").or_else(system).unwrap_or_else(|| {
         panic!(
             "cannot find libtorch: run `brigade setup` in this project (`cargo install brigade-cli` \
              installs it; in Brigade's own checkout it is `cargo xtask setup`), or set LIBTORCH to the \
              folder of a libtorch 2.11 to 2.13"
         )
     });
-    let part = |name, folder| variable(name).unwrap_or_else(|| torch.clone()).join(folder);
+    let part = |name, folder| setting(name).unwrap_or_else(|| torch.clone()).join(folder);
     (part("LIBTORCH_LIB", "lib"), part("LIBTORCH_INCLUDE", "include"))
 }
 
@@ -180,8 +263,10 @@ fn openmp(lib: &Path) -> Option<String> {
 }
 
 /// Compiles [`LOOPS`]; the paths of the objects.
-fn loops(include: &Path) -> Vec<PathBuf> {
-    cc::Build::new()
+fn loops(torch: &Path, include: &Path) -> Vec<PathBuf> {
+    let mut build = cc::Build::new();
+    without_paths(&mut build, torch);
+    build
         .cpp(true)
         .file(LOOPS)
         .std("c++20")
@@ -190,6 +275,7 @@ fn loops(include: &Path) -> Vec<PathBuf> {
         .flag("-isystem")
         .flag(include.to_str().expect("checked before"))
         .flag_if_supported("-fvisibility=hidden")
+        .cargo_metadata(false)
         // A multiplication and an addition that are contracted to one instruction are rounded once. Which ones are
         // depends on the processor, and may differ between vectors and the elements after the last vector.
         .flag("-ffp-contract=off")
@@ -199,21 +285,31 @@ fn loops(include: &Path) -> Vec<PathBuf> {
         .compile_intermediates()
 }
 
-/// Writes a file that includes others of the folder `cpp`; its path.
-fn unit(name: &str, files: &[&str]) -> PathBuf {
-    let variable = |name| PathBuf::from(env::var_os(name).expect("cargo sets it"));
-    let folder = variable("CARGO_MANIFEST_DIR").join("cpp");
-    let include = |file: &&str| format!("#include {:?}\n", folder.join(file));
+/// Returns the path of a file of the folder `cpp`.
+fn text(name: &str) -> PathBuf {
+    variable("CARGO_MANIFEST_DIR").join("cpp").join(name)
+}
+
+/// Writes a file that includes others; its path.
+fn unit(name: &str, files: impl IntoIterator<Item = PathBuf>) -> PathBuf {
     let path = variable("OUT_DIR").join(name).with_extension("cpp");
-    let text: String = files.iter().map(include).collect();
+    let text: String = files.into_iter().map(|file| format!("#include {file:?}\n")).collect();
     fs::write(&path, text).expect("cargo's OUT_DIR can be written");
     path
+}
+
+/// Returns the folders of headers that cxx has generated.
+fn includes(bridge: &cc::Build) -> Vec<PathBuf> {
+    let compiler = bridge.get_compiler();
+    let arguments = compiler.args();
+    let pairs = arguments.windows(2).filter(|pair| pair[0] == "-I");
+    pairs.map(|pair| PathBuf::from(&pair[1])).collect()
 }
 
 /// Writes a file with the text of the kernels, which NVRTC compiles on the machine with the GPU; its path.
 fn kernels() -> PathBuf {
     let text = fs::read_to_string("cpp/norm_relu.cu").expect("the crate's own file can be read");
-    let path = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.cpp");
+    let path = variable("OUT_DIR").join("kernels.cpp");
     let text = format!(
         "namespace brigade {{\nextern const char* const kNormReluSource;\n\
          const char* const kNormReluSource = R\"cuda({text})cuda\";\n}}\n"

@@ -186,7 +186,7 @@ class Squares {
   // The norms of a piece of the parameters at `indices`, as vectors.
   template <typename Compute>
   std::pair<at::Tensor, at::Tensor> norms_of(
-      const Piece& piece, const std::vector<size_t>& indices, const Compute& compute) const {
+      const StepPiece& piece, const std::vector<size_t>& indices, const Compute& compute) const {
     List own;
     for (size_t i = 0; !sums_.empty() && i < piece.indices.size(); ++i) {
       own.push_back(sums_[indices[piece.indices[i]]].view({2}));
@@ -261,7 +261,7 @@ void rmsprop(
     rmsprop_loop(t[0], t[1], t[2], mean, buffer, count, numbers);
   });
   ways.write_back();
-  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+  each_piece(chosen(roles, ways.operations), kGradient, [&](StepPiece& piece) {
     const StepNumbers now(device, piece.device, step.lr, 0);
     const auto &p = piece.roles[0], &squares = piece.roles[2];
     auto slopes = decay_and_slopes(
@@ -315,7 +315,7 @@ void rectified(
     });
     ways.write_back();
   }
-  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+  each_piece(chosen(roles, ways.operations), kGradient, [&](StepPiece& piece) {
     const StepNumbers now(device, piece.device, step.lr, step.steps);
     const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
     const auto slopes = decay_and_slopes(
@@ -355,7 +355,7 @@ void qhadam(
     qhadam_loop(t[0], t[1], t[2], t[3], count, numbers);
   });
   ways.write_back();
-  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+  each_piece(chosen(roles, ways.operations), kGradient, [&](StepPiece& piece) {
     const StepNumbers now(device, piece.device, step.lr, step.steps);
     const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
     const auto slopes = decay_and_slopes(
@@ -405,7 +405,7 @@ void lamb(
     });
   });
   ways.write_back();
-  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+  each_piece(chosen(roles, ways.operations), kGradient, [&](StepPiece& piece) {
     const StepNumbers now(device, piece.device, step.lr, step.steps);
     const auto &p = piece.roles[0], &means = piece.roles[2], &squares = piece.roles[3];
     if (squares_of.computes()) {
@@ -458,7 +458,7 @@ void larc(
     });
   });
   ways.write_back();
-  each_piece(chosen(roles, ways.operations), kGradient, [&](Piece& piece) {
+  each_piece(chosen(roles, ways.operations), kGradient, [&](StepPiece& piece) {
     const StepNumbers now(device, piece.device, step.lr, 0);
     const auto& p = piece.roles[0];
     // The first pass has shrunk the weights.
@@ -497,7 +497,7 @@ void look_ahead(
     look_ahead_loop(t[0], t[1], count, step.alpha);
   });
   ways.write_back();
-  each_piece(chosen(roles, ways.operations), kNone, [&](Piece& piece) {
+  each_piece(chosen(roles, ways.operations), kNone, [&](StepPiece& piece) {
     const auto &fast = piece.roles[0], &slow = piece.roles[1];
     const StepNumbers now(device, piece.device, 0, 0);
     if (now.steps.on_host()) {

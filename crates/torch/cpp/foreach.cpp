@@ -373,7 +373,7 @@ Roles chosen(const Roles& roles, const std::vector<size_t>& indices) {
   return out;
 }
 
-void each_piece(const Roles& roles, size_t unchanged, const std::function<void(Piece&)>& run) {
+void each_piece(const Roles& roles, size_t unchanged, const std::function<void(StepPiece&)>& run) {
   // A list with one tensor that has gaps is stepped tensor by tensor: those have a list of their own.
   std::map<std::tuple<at::DeviceType, int, at::ScalarType, bool>, std::vector<size_t>> groups;
   for (size_t i = 0; i < roles.at(0).size(); ++i) {
@@ -395,7 +395,7 @@ void each_piece(const Roles& roles, size_t unchanged, const std::function<void(P
       const auto own = chosen(roles, places);
       begin = end;
       const auto& first = own[0][0];
-      Piece piece{own, first.device(), first.scalar_type(), places};
+      StepPiece piece{own, first.device(), first.scalar_type(), places};
       const bool half = piece.kind == at::kHalf || piece.kind == at::kBFloat16;
       if (half) {
         // In 16 bits 0.999 x is mostly x. Copies are rounded once, at the end.

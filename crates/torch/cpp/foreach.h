@@ -151,7 +151,7 @@ Roles chosen(const Roles& roles, const std::vector<size_t>& indices);
 
 // What one run of a rule's operations steps: of one device and one kind, and not too much at once, because
 // steps need memory of the size of what they step.
-struct Piece {
+struct StepPiece {
   Roles roles;
   at::Device device;
   // The parameters' kind. The roles of parameters in 16 bits are copies in 32.
@@ -164,6 +164,6 @@ constexpr size_t kNone = SIZE_MAX;
 constexpr size_t kGradient = 1;
 
 // Calls `run` with each piece; what it changes of copies is written back, but for the role `unchanged`.
-void each_piece(const Roles& roles, size_t unchanged, const std::function<void(Piece&)>& run);
+void each_piece(const Roles& roles, size_t unchanged, const std::function<void(StepPiece&)>& run);
 
 } // namespace brigade

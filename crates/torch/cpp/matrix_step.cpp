@@ -129,7 +129,7 @@ List mean_squares(const List& list, int64_t dimension) {
   return means;
 }
 
-void adafactor_list(Piece& piece, const AdafactorStep& step, rust::Slice<const TensorRef> device) {
+void adafactor_list(StepPiece& piece, const AdafactorStep& step, rust::Slice<const TensorRef> device) {
   const auto& p = piece.roles[0];
   const StepNumbers now(device, piece.device, step.lr, step.steps);
   const auto [rho, part] = adafactor_numbers(step, now.lr, now.steps);
@@ -196,7 +196,7 @@ at::Tensor all_orthogonalized(const List& matrices, const MuonStep& step) {
   return tall ? x.transpose(1, 2) : x;
 }
 
-void muon_list(Piece& piece, const MuonStep& step, rust::Slice<const TensorRef> device) {
+void muon_list(StepPiece& piece, const MuonStep& step, rust::Slice<const TensorRef> device) {
   const auto &all = piece.roles[0], &buffers = piece.roles[2];
   const StepNumbers now(device, piece.device, step.lr, 0);
   const auto slopes = decay_and_slopes(
@@ -259,7 +259,7 @@ void adafactor(
   for (const size_t index : single) {
     adafactor_one(of_one(roles, index), step);
   }
-  each_piece(chosen(roles, together), kGradient, [&](Piece& piece) {
+  each_piece(chosen(roles, together), kGradient, [&](StepPiece& piece) {
     adafactor_list(piece, step, device);
   });
 }
@@ -277,7 +277,7 @@ void muon(
   for (const size_t index : single) {
     muon_one(of_one(roles, index), step);
   }
-  each_piece(chosen(roles, together), kGradient, [&](Piece& piece) {
+  each_piece(chosen(roles, together), kGradient, [&](StepPiece& piece) {
     muon_list(piece, step, device);
   });
 }

@@ -251,7 +251,7 @@ void adagrad_on_cpu(
 }
 
 // SGD with momentum by operations. `weight_decay` is what is added to the gradient.
-void sgd_list(Piece& piece, const SgdStep& step, double weight_decay, const StepNumbers& now) {
+void sgd_list(StepPiece& piece, const SgdStep& step, double weight_decay, const StepNumbers& now) {
   const auto &p = piece.roles[0], &buffers = piece.roles[2];
   const auto slopes = decay_and_slopes(
       p, piece.roles[1], step.maximize, weight_decay, /*decoupled=*/false, now);
@@ -287,7 +287,7 @@ void adagrad_list(
   }
   for (const auto& [address, indices] : by_count) {
     const Number steps(counts[indices[0]].reshape({}));
-    each_piece(chosen({parameters, gradients, sums}, indices), kGradient, [&](Piece& piece) {
+    each_piece(chosen({parameters, gradients, sums}, indices), kGradient, [&](StepPiece& piece) {
       const StepNumbers now(device, piece.device, step.lr, 0);
       const auto &p = piece.roles[0], &squares = piece.roles[2];
       const auto slopes = decay_and_slopes(
@@ -395,7 +395,7 @@ void fused_sgd(
     }
     const double added = step.decoupled ? 0 : step.weight_decay;
     if (count_decides) {
-      each_piece({p, g, buffers}, kGradient, [&](Piece& piece) {
+      each_piece({p, g, buffers}, kGradient, [&](StepPiece& piece) {
         sgd_list(piece, step, added, now);
       });
     } else if (now.lr.on_host()) {

@@ -13,6 +13,7 @@ mod kept_memory;
 mod memory;
 mod message;
 mod object;
+mod object_cache;
 mod reducer_failure;
 #[path = "../common/rendezvous.rs"]
 mod rendezvous;
