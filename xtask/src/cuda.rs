@@ -20,7 +20,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     eprintln!("{}", libtorch.description());
     let begun = Instant::now();
     let mut failed = Vec::new();
-    if !kernels::check(&kernels::nvrtc_of(&libtorch)?)? {
+    if !kernels::check(&libtorch.nvrtc()?)? {
         failed.push("kernels");
     }
     for (name, arguments) in STEPS {

@@ -1,14 +1,13 @@
 //! Compiles the GPU kernels, of which a build only contains the text, for several generations of GPUs. Needs no GPU.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
+use std::thread;
 use std::time::Instant;
-use std::{fs, thread};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use brigade_dylib_call::Nvrtc;
 use brigade_kernels::{CAPABILITIES, FILES, Variant};
-use brigade_libtorch_setup::Libtorch;
 
 /// Compiles all kernels with the NVRTC of a library, and lists those that fail.
 pub(crate) fn run(library: &Path) -> Result<ExitCode> {
@@ -49,23 +48,6 @@ pub(crate) fn check(library: &Path) -> Result<bool> {
         started.elapsed().as_secs()
     );
     Ok(findings.is_empty())
-}
-
-/// Returns the NVRTC of a libtorch: in its folder or, as Python's packages have it, beside that.
-pub(crate) fn nvrtc_of(libtorch: &Libtorch) -> Result<PathBuf> {
-    let own = libtorch.folder().join("lib");
-    let packages = libtorch.folder().parent().map(|site| site.join("nvidia"));
-    let packages = packages.and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
-    let beside = packages.flatten().map(|package| package.path().join("lib"));
-    std::iter::once(own)
-        .chain(beside)
-        .filter_map(|folder| fs::read_dir(folder).ok())
-        .flat_map(|entries| entries.flatten().map(|entry| entry.path()))
-        .find(|path| {
-            let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-            name.starts_with("libnvrtc.so")
-        })
-        .with_context(|| format!("there is no libnvrtc.so in or beside {}", libtorch.folder().display()))
 }
 
 /// Returns what is wrong with a variant.

@@ -4,8 +4,8 @@
 //! The crate also contains stores, loops for optimizer steps, and tensors that share memory with Rust vectors. The
 //! public interface is safe. All C++ and all `unsafe` code of Brigade's libraries is in this crate, and `src/bridge.rs`
 //! lists all functions and types that are shared with C++. (Two crates outside of the libraries have such code, too:
-//! `brigade-dylib-call`, which calls functions of a notebook's library, and `brigade-test-device`, a device for tests
-//! in C++.)
+//! `brigade-dylib-call`, which calls functions of a notebook's library and of NVRTC, and `brigade-test-device`, a device
+//! for tests in C++.)
 //!
 //! ```
 //! use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store};

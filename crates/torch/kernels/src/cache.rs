@@ -3,6 +3,7 @@
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -161,11 +162,7 @@ fn write(folder: &Path, path: &Path, key: &[u8; 32], code: &[u8]) -> io::Result<
     file.write_all(code)?;
     file.as_file().sync_data()?;
     // Other users read a folder that they share, such as one of an image.
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
-    }
+    file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())
 }

@@ -145,7 +145,8 @@ impl Variant {
     pub fn key(&self, nvrtc: (u32, u32)) -> [u8; 32] {
         let mut hash = Sha256::new();
         let version = format!("{}.{}", nvrtc.0, nvrtc.1);
-        let mut parts = vec![self.source_name(), self.source(), version, self.capability.to_string()];
+        let mut parts =
+            vec![self.source_name(), self.source(), version, self.capability.to_string()];
         parts.extend(self.options());
         for part in parts {
             // The length keeps parts apart.

@@ -48,7 +48,8 @@ impl Fused {
     /// # Errors
     /// Returns an error for a value that is not a selection.
     pub fn from_env() -> Result<Self, FusedError> {
-        env::var_os(FUSED_VARIABLE).map_or_else(|| Ok(Self::default()), |value| Self::parse(&value.to_string_lossy()))
+        env::var_os(FUSED_VARIABLE)
+            .map_or_else(|| Ok(Self::default()), |value| Self::parse(&value.to_string_lossy()))
     }
 
     /// Parses a selection: nothing or `1` for all kernels, `0` for none, or names with a minus sign, separated by

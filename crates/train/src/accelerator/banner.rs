@@ -230,7 +230,8 @@ mod tests {
         };
         let off = |name| state(name, Some("off by BRIGADE_FUSED"));
         let both = Start { kernels: vec![state("a", None), state("b", None)], batches: 1, ..gpu };
-        let lines = |start: &Start| start.lines().lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+        let lines =
+            |start: &Start| start.lines().lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(lines(&both), ["brigade: kernels a, b"]);
         let one = Start { kernels: vec![off("a"), state("b", None)], ..both };
         assert_eq!(lines(&one), ["brigade: kernels b; not used: a (off by BRIGADE_FUSED)"]);
@@ -238,7 +239,9 @@ mod tests {
         let none = Start { kernels: vec![off("a"), failed], ..one };
         assert_eq!(
             lines(&none),
-            ["brigade: no kernels of its own; not used: a (off by BRIGADE_FUSED), b (cannot be compiled)"]
+            [
+                "brigade: no kernels of its own; not used: a (off by BRIGADE_FUSED), b (cannot be compiled)"
+            ]
         );
         let gpu = Start { kernels: Vec::new(), ..none };
         let tf32 =

@@ -128,10 +128,7 @@ fn threads_that_start_together_compile_once() {
 #[test]
 fn a_process_that_holds_the_lock_for_too_long_is_not_waited_for() {
     let root = tempfile::tempdir().unwrap();
-    let cache = Cache {
-        folder: Some(root.path().to_owned()),
-        patience: Duration::from_millis(20),
-    };
+    let cache = Cache { folder: Some(root.path().to_owned()), patience: Duration::from_millis(20) };
     let path = root.path().join(variant().file_name((0, 0))).with_extension("lock");
     let held = File::create(&path).unwrap();
     held.lock().unwrap();
