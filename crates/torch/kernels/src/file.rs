@@ -72,7 +72,7 @@ impl File {
 /// Type of the elements for which kernels are compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
-    /// bfloat16.
+    /// Bfloat16: 16 bits with the exponent range of float32.
     Bfloat16,
     /// IEEE half precision.
     Float16,

@@ -13,6 +13,16 @@
 //! assert_eq!(variant.options()[0], "--gpu-architecture=sm_90");
 //! assert!(variant.source().contains("struct NormArguments"));
 //! ```
+//!
+//! # Adding a file
+//!
+//! 1. `NAME.cu` in this folder: the struct that its kernels take by value, which C++ includes, too; then the kernels,
+//!    inside of `#if defined(__CUDACC_RTC__) || defined(BRIGADE_EMULATED_GPU)`. Its head states the registers of a
+//!    thread. It includes nothing; `common.cuh` stands in front of it.
+//! 2. An entry in [`FILES`].
+//! 3. `NAME.h` and `NAME.cpp` in `crates/torch/cpp/kernels`, which fill in the struct and launch the kernels.
+//! 4. Its names in the emulation, `dev/test-device/cpp/kernels.cpp`, and tests in `crates/torch/tests/numeric`.
+//! 5. `cargo xtask check --kernels libnvrtc.so` compiles it for all capabilities and reads ptxas's report.
 
 mod cache;
 mod file;

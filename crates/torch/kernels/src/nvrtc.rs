@@ -22,7 +22,7 @@ pub trait Compiler: Sync {
 pub struct CompileError {
     /// Name of the text.
     pub name: String,
-    /// Compute capability.
+    /// Compute capability of the variant, such as 90.
     pub capability: u32,
     /// Messages of the compiler.
     pub messages: String,

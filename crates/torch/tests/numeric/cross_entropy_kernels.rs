@@ -83,18 +83,18 @@ fn by_operations(
     let mut losses = logs.gather(1, &places, false) * -(1.0 - label_smoothing);
     let spread = label_smoothing / classes as f64;
     if label_smoothing > 0.0 {
-        losses -= logs.sum_dim_intlist(1, true, kind) * spread;
+        losses = losses - logs.sum_dim_intlist(1, true, kind) * spread;
     }
     let mut gradient = logs.exp();
     if z_loss > 0.0 {
         let log_sum = rows.to_kind(kind).logsumexp(1, true);
-        losses += log_sum.square() * z_loss;
-        gradient *= log_sum * (2.0 * z_loss) + 1.0;
+        losses = losses + log_sum.square() * z_loss;
+        gradient = gradient * (log_sum * (2.0 * z_loss) + 1.0);
     }
-    gradient -= spread;
+    gradient = gradient - spread;
     let hit = Tensor::full(places.size(), -(1.0 - label_smoothing), (kind, Device::Cpu));
     gradient = gradient.scatter_add(1, &places, &hit) * SCALE;
-    gradient /= count.unwrap_or(1).max(1) as f64;
+    gradient = gradient / count.unwrap_or(1).max(1) as f64;
     let whole = Tensor::zeros(logits.size(), (kind, Device::Cpu));
     whole.narrow(1, 0, classes).copy_(&gradient.masked_fill(&ignored.unsqueeze(1), 0.0));
     let losses = losses.squeeze_dim(1).masked_fill(&ignored, 0.0);
@@ -119,18 +119,28 @@ impl Filled for Tensor {
     }
 }
 
-/// Bits of the significand, and the smallest step of values near zero.
-fn precision(kind: Kind) -> (i32, f64) {
-    match kind {
+/// Returns the unit in the last place of a value.
+fn unit(value: f64, kind: Kind) -> f64 {
+    // Bits of the significand, and the smallest step of values near zero.
+    let (bits, step) = match kind {
         Kind::BFloat16 => (8, 2f64.powi(-133)),
         Kind::Half => (11, 2f64.powi(-24)),
         _ => (24, 2f64.powi(-149)),
-    }
+    };
+    if value == 0.0 { step } else { (2f64.powi(1 - bits) * value.log2().floor().exp2()).max(step) }
 }
 
 /// Checks that infinities and NaN are those of the exact values, and that the largest error is at most that of the
-/// operations and one unit in the last place of the largest value.
-fn check(name: &str, fused: &Tensor, operations: &Tensor, exact: &Tensor, kind: Kind) {
+/// operations and one unit in the last place: of the largest value in its type, and of the largest term in float32, the
+/// type in which terms are added, since they may cancel.
+fn check(
+    name: &str,
+    fused: &Tensor,
+    operations: &Tensor,
+    exact: &Tensor,
+    kind: Kind,
+    largest_term: f64,
+) {
     let [fused, operations] = [fused, operations].map(|it| it.to_kind(Kind::Double));
     let special = exact.isfinite().logical_not();
     let as_exact = fused.eq_tensor(exact).logical_or(&fused.isnan().logical_and(&exact.isnan()));
@@ -141,11 +151,7 @@ fn check(name: &str, fused: &Tensor, operations: &Tensor, exact: &Tensor, kind: 
     }
     let finite = |tensor: &Tensor| tensor.masked_fill(&special, 0.0);
     let largest = |tensor: Tensor| finite(&tensor).abs().max().double_value(&[]);
-    let (bits, step) = precision(kind);
-    let largest_value = largest(exact.copy());
-    // The unit in the last place of the largest value.
-    let unit = (2f64.powi(1 - bits) * 2f64.powf(largest_value.log2().floor())).max(step);
-    let unit = if largest_value == 0.0 { 0.0 } else { unit };
+    let unit = unit(largest(exact.copy()), kind).max(unit(largest_term, Kind::Float));
     let errors = [largest(&fused - exact), largest(&operations - exact)];
     assert!(errors[0] <= errors[1] + unit, "{name}: {errors:?}, unit {unit:e}");
 }
@@ -156,14 +162,25 @@ fn compare(name: &str, logits: &Tensor, classes: i64, targets: &Tensor, options:
     let fused = by_kernels(logits, classes, targets, options);
     let operations = by_operations(logits, classes, targets, options, Kind::Float);
     let exact = by_operations(logits, classes, targets, options, Kind::Double);
-    let losses = (&fused.losses, &operations.losses, &exact.losses);
-    check(&format!("losses, {name}"), losses.0, losses.1, losses.2, Kind::Float);
+    let rows = logits.narrow(1, 0, classes).to_kind(Kind::Double);
+    let finite = rows.masked_fill(&rows.isfinite().logical_not(), 0.0);
+    let largest_logit =
+        if finite.numel() == 0 { 0.0 } else { finite.abs().max().double_value(&[]) };
+    check(
+        &format!("losses, {name}"),
+        &fused.losses,
+        &operations.losses,
+        &exact.losses,
+        Kind::Float,
+        largest_logit,
+    );
     check(
         &format!("gradient, {name}"),
         &fused.gradient,
         &operations.gradient,
         &exact.gradient,
         kind,
+        SCALE / options.count.unwrap_or(1).max(1) as f64,
     );
     let padding = fused.gradient.narrow(1, classes, logits.size()[1] - classes);
     let is_zero = padding.numel() == 0 || padding.abs().max().double_value(&[]) == 0.0;
