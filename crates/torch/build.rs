@@ -12,10 +12,12 @@ use object_cache::{Inputs, ObjectCache};
 /// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
 /// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
 /// torch-sys is one unit, too, and takes longer, so that more units would not end sooner on more processors.
-const FILES: [&str; 38] = [
+const FILES: [&str; 40] = [
     "norm.cpp",
     "norm_relu.cpp",
-    "norm_relu_gpu.cpp",
+    "kernels/program.cpp",
+    "kernels/norm_relu.cpp",
+    "kernels/cross_entropy.cpp",
     "max_pool.cpp",
     "cross_entropy.cpp",
     "dropout.cpp",
@@ -58,7 +60,7 @@ const LOOPS: &str = "cpp/step_kernels.cpp";
 /// Name of the static library of the border's objects.
 const ARCHIVE: &str = "brigade_torch";
 /// Needs CUDA's headers.
-const CUDA_FILES: [&str; 4] = ["cuda.cpp", "graph.cpp", "gpu_program.cpp", "nccl.cpp"];
+const CUDA_FILES: [&str; 4] = ["cuda.cpp", "graph.cpp", "kernels/load.cpp", "nccl.cpp"];
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(parallel_loops)");
@@ -73,6 +75,8 @@ fn main() {
     let torch = lib.parent().expect("libtorch's lib folder has a parent");
     let cuda = env::var("CARGO_FEATURE_CUDA").is_ok();
     let cuda_folders = if cuda { cuda_headers(torch) } else { Vec::new() };
+    let kernels = env::var_os("DEP_BRIGADE_KERNELS_FOLDER").map(PathBuf::from);
+    let kernels = kernels.expect("brigade-kernels exports its folder");
     let bridge = cxx_build::bridge("src/bridge.rs");
     let mut build = cc::Build::new();
     build
@@ -90,6 +94,8 @@ fn main() {
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include").to_str().expect("checked above"))
         .include("cpp/gloo_declarations")
+        // The structs that the kernels take.
+        .include(&kernels)
         .flag_if_supported("-fvisibility=hidden")
         // So that loops with square roots become vector instructions.
         .flag_if_supported("-fno-math-errno")
@@ -106,7 +112,7 @@ fn main() {
             torch.display()
         );
         build.define("BRIGADE_CUDA", None);
-        build.file(unit("cuda", CUDA_FILES.map(text))).file(kernels());
+        build.file(unit("cuda", CUDA_FILES.map(text)));
         for folder in &cuda_folders {
             build.flag("-isystem").flag(folder.to_str().expect("path is UTF-8"));
         }
@@ -119,7 +125,7 @@ fn main() {
     }
     let headers: Vec<&Path> =
         [&include].into_iter().chain(&cuda_folders).map(PathBuf::as_path).collect();
-    compile_or_load(&mut build, torch, &headers);
+    compile_or_load(&mut build, torch, &kernels, &headers);
 
     // What cc prints for an archive that it compiles. Crate cxx links the standard library of C++.
     println!("cargo::rustc-link-lib=static={ARCHIVE}");
@@ -145,13 +151,19 @@ fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     watch(Path::new("cpp"));
+    for entry in fs::read_dir(&kernels).expect("brigade-kernels' own folder can be read") {
+        let path = entry.expect("brigade-kernels' own folder can be read").path();
+        if path.extension().is_some_and(|it| it == "cu" || it == "cuh") {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+    }
 }
 
 /// Puts the archive of the border into cargo's `OUT_DIR`: from the user's cache if the same was compiled before, in
 /// any project, or else by compiling it. A cache that cannot be read or written costs only time.
-fn compile_or_load(build: &mut cc::Build, torch: &Path, headers: &[&Path]) {
+fn compile_or_load(build: &mut cc::Build, torch: &Path, kernels: &Path, headers: &[&Path]) {
     let archive = variable("OUT_DIR").join(format!("lib{ARCHIVE}.a"));
-    let key = key(&build.get_compiler(), torch, headers).ok().flatten();
+    let key = key(&build.get_compiler(), torch, kernels, headers).ok().flatten();
     let cached = ObjectCache::of_user().zip(key);
     if let Some((cache, key)) = &cached
         && cache.load(key, &archive).expect("cargo's OUT_DIR can be written")
@@ -169,13 +181,19 @@ fn compile_or_load(build: &mut cc::Build, torch: &Path, headers: &[&Path]) {
 
 /// Returns the key of the archive: a hash of the C++ texts, the flags, the compiler, and libtorch's version and headers.
 /// `None` if the objects depend on the processor of this host, which a user's cache may share with others.
-fn key(compiler: &cc::Tool, torch: &Path, headers: &[&Path]) -> io::Result<Option<String>> {
+fn key(
+    compiler: &cc::Tool,
+    torch: &Path,
+    kernels: &Path,
+    headers: &[&Path],
+) -> io::Result<Option<String>> {
     let mut inputs = Inputs::new();
     // Folders in flags differ between projects, and the objects do not depend on them.
     let mut folders = vec![
         variable("OUT_DIR").display().to_string(),
         variable("CARGO_MANIFEST_DIR").display().to_string(),
         torch.display().to_string(),
+        kernels.display().to_string(),
     ];
     folders.extend(headers.iter().map(|folder| folder.display().to_string()));
     for argument in compiler.args() {
@@ -198,6 +216,7 @@ fn key(compiler: &cc::Tool, torch: &Path, headers: &[&Path]) -> io::Result<Optio
     }
     inputs.add("build.rs", include_bytes!("build.rs"));
     inputs.add_contents(Path::new("cpp"))?;
+    inputs.add_contents(kernels)?;
     let generated = variable("OUT_DIR").join("cxxbridge");
     inputs.add_contents(&generated.join("sources"))?;
     inputs.add("cxx.h", &fs::read(generated.join("include/rust/cxx.h"))?);
@@ -304,18 +323,6 @@ fn includes(bridge: &cc::Build) -> Vec<PathBuf> {
     let arguments = compiler.args();
     let pairs = arguments.windows(2).filter(|pair| pair[0] == "-I");
     pairs.map(|pair| PathBuf::from(&pair[1])).collect()
-}
-
-/// Writes a file with the text of the kernels, which NVRTC compiles on the machine with the GPU; its path.
-fn kernels() -> PathBuf {
-    let text = fs::read_to_string("cpp/norm_relu.cu").expect("the crate's own file can be read");
-    let path = variable("OUT_DIR").join("kernels.cpp");
-    let text = format!(
-        "namespace brigade {{\nextern const char* const kNormReluSource;\n\
-         const char* const kNormReluSource = R\"cuda({text})cuda\";\n}}\n"
-    );
-    fs::write(&path, text).expect("cargo's OUT_DIR can be written");
-    path
 }
 
 /// The folders of CUDA's headers: those that `cargo xtask setup --cuda` and pip put beside libtorch
