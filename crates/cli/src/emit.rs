@@ -35,7 +35,7 @@ pub(crate) struct SlurmArgs {
     #[arg(long, value_name = "NAME", help_heading = JOB_FILE)]
     account: Option<String>,
 
-    /// Image with brigade and the program, for Slurm's plugin Pyxis [default: no container]
+    /// Image with brigade and the program, for Pyxis [default: none]
     #[arg(long, help_heading = JOB_FILE)]
     image: Option<String>,
 

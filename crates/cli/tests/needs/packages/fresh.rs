@@ -82,10 +82,8 @@ impl System {
         }
         let is_of_dpkg =
             |path: &Path| path.starts_with("var/lib/dpkg") || path.starts_with("var/log");
-        files.retain(|path| {
-            path.to_string_lossy().contains("brigade")
-                || !is_of_dpkg(path) && !path.starts_with("packages")
-        });
+        let names_it = |path: &Path| path.to_string_lossy().contains("brigade");
+        files.retain(|path| !path.starts_with("packages") && (names_it(path) || !is_of_dpkg(path)));
         files
     }
 }
