@@ -143,9 +143,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_need_with_packages_is_offered_but_what_only_cross_needs() {
+    fn every_need_with_packages_is_offered_but_what_only_cross_and_slow_tests_need() {
         for need in Need::ALL {
-            let is_offered = !need.packages().is_empty() && need != Need::Arm64;
+            let is_offered =
+                !need.packages().is_empty() && !matches!(need, Need::Arm64 | Need::FreshSystem);
             assert_eq!(PACKAGED.contains(&need), is_offered, "{need}");
         }
     }

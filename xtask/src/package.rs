@@ -36,8 +36,8 @@ impl Options {
     }
 }
 
-/// Builds the wheel, the source distribution, an archive for each C library, the crates, the lists of components and the
-/// checksums.
+/// Builds the wheel, the source distribution, an archive for each C library, the Debian package, the crates, the lists of
+/// components and the checksums.
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     let began = Instant::now();
     let packages = Packages::new(checkout, &options.target)?;
@@ -45,6 +45,7 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     packages.source_distribution()?;
     packages.pages(&options.target)?;
     packages.archive(&options.target)?;
+    packages.debian(&options.target)?;
     let is_static = options.target.replace("-gnu", "-musl");
     if has_standard_library(checkout, &is_static)? {
         packages.static_program(&is_static)?;
@@ -190,6 +191,27 @@ impl<'a> Packages<'a> {
         done(tar.arg("-C").arg(staging.path()).arg(&stem))
     }
 
+    /// Packs the program for a target as a Debian package, which needs no tool of Debian's.
+    fn debian(&self, target: &str) -> Result<()> {
+        if self.target != self.checkout.root().join("target") {
+            eprintln!(
+                "note: no Debian package: its settings name target/ in the checkout, and cargo builds elsewhere"
+            );
+            return Ok(());
+        }
+        let tool = self.checkout.root().join("tools").join(format!("cargo-deb-{CARGO_DEB}"));
+        let program = tool.join("bin/cargo-deb");
+        if !program.is_file() {
+            eprintln!("cargo-deb is not here: cargo compiles it once, which takes some minutes");
+            let mut install = plain_cargo(self.checkout);
+            install.args(["install", "cargo-deb", "--version", CARGO_DEB, "--locked", "--root"]);
+            done(install.arg(&tool))?;
+        }
+        let mut deb = plain(self.checkout, &program);
+        deb.args(["deb", "--quiet", "--package", LAUNCHER, "--no-build", "--profile", PROFILE]);
+        done(deb.args(["--target", target, "--output"]).arg(&self.folder))
+    }
+
     /// Writes the lists of components of the launcher and the library.
     fn sboms(&self) -> Result<()> {
         let lock = self.checkout.root().join("Cargo.lock");
@@ -290,6 +312,8 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Packages of the program and of the library.
 const LAUNCHER: &str = "brigade-cli";
 const LIBRARY: &str = "brigade";
+/// Version of cargo-deb.
+const CARGO_DEB: &str = "3.8.0";
 const X86_64: &str = "x86_64-unknown-linux-gnu";
 /// glibc 2.17, the oldest that Rust's standard library runs with.
 const MANYLINUX: &str = "manylinux2014";

@@ -3,7 +3,9 @@
 mod accelerator;
 mod architecture;
 mod circles;
+mod containers;
 mod crates;
+mod deprecations;
 mod docs;
 mod front;
 mod harness;
@@ -48,6 +50,8 @@ pub(crate) fn run(checkout: &Checkout, write: bool) -> Result<ExitCode> {
     reexports::check(&sources, &mut findings);
     waits::check(checkout, &mut findings)?;
     front::check(checkout, &mut findings)?;
+    containers::check(checkout, &mut findings)?;
+    deprecations::check(checkout, &sources, &mut findings)?;
     for note in &findings.notes {
         eprintln!("note: {note}");
     }

@@ -35,6 +35,10 @@ pub(crate) struct SlurmArgs {
     #[arg(long, value_name = "NAME", help_heading = JOB_FILE)]
     account: Option<String>,
 
+    /// Image with brigade and the program, for Pyxis [default: none]
+    #[arg(long, help_heading = JOB_FILE)]
+    image: Option<String>,
+
     #[command(flatten)]
     job: JobArgs,
 }
@@ -100,7 +104,8 @@ pub(crate) fn run(scheduler: &Emit, out: impl Write) -> anyhow::Result<()> {
         Emit::Slurm(args) => {
             let job = args.resources.add_to(args.job.job_file()?);
             let (partition, account) = (args.partition.clone(), args.account.clone());
-            (Target::Slurm, JobFile { partition, account, ..job })
+            let image = args.image.clone();
+            (Target::Slurm, JobFile { partition, account, image, ..job })
         }
         Emit::K8s(args) => (Target::PyTorchJob, args.manifest.job_file()?),
         Emit::Jobset(args) => (Target::JobSet, args.manifest.job_file()?),
@@ -151,7 +156,8 @@ const SLURM_USAGE: &str = "brigade emit slurm [OPTIONS] [--] <PROGRAM> [ARGS]...
 const SLURM_EXAMPLES: &str = "\
 Examples:
   brigade emit slurm --nnodes 2 --nproc 4 ./train > train.sbatch
-  brigade emit slurm --nnodes 2 --gpus-per-node 8 --time-limit 12h ./train | sbatch";
+  brigade emit slurm --nnodes 2 --gpus-per-node 8 --time-limit 12h ./train | sbatch
+  brigade emit slurm --nnodes 2 --image registry#repo/train:1 train > train.sbatch";
 
 const K8S_USAGE: &str = "brigade emit k8s [OPTIONS] [--] <PROGRAM> [ARGS]...";
 const K8S_EXAMPLES: &str = "\

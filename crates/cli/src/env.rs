@@ -95,6 +95,11 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
             },
         ),
     ));
+    for version in brigade_doctor::other_versions(facts) {
+        let steps = [version.remedy, version.command].into_iter().filter(|it| !it.is_empty());
+        let steps: Vec<String> = steps.collect();
+        lines.push(("version", format!("{}: {}", version.found, steps.join(": "))));
+    }
     for (name, version) in tools {
         lines.push((name, version.clone().unwrap_or_else(|| NONE.to_owned())));
     }

@@ -57,7 +57,7 @@ pub(crate) struct JobFile {
     pub(crate) partition: Option<String>,
     /// Slurm account of the job.
     pub(crate) account: Option<String>,
-    /// Container image for Kubernetes. Defaults to a placeholder that Kubernetes refuses.
+    /// Container image. Defaults to a placeholder that Kubernetes refuses, and to no container for Slurm.
     pub(crate) image: Option<String>,
     /// Shared secret by which the launchers of several hosts authenticate each other: this one in a manifest for
     /// Kubernetes; Slurm's script generates one for each run.

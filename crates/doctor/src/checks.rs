@@ -24,6 +24,9 @@ mod shared_memory;
 mod speed;
 mod ssh;
 mod variables;
+mod versions;
+
+pub use versions::other_versions;
 
 /// Checks a cluster and returns the findings, the worst first. Each subject has at least one line.
 #[must_use]
@@ -38,6 +41,7 @@ type Check = fn(&Cluster) -> Vec<Finding>;
 const CHECKS: &[Check] = &[
     ssh::check,
     brigade::check,
+    versions::check,
     clock::check,
     names::check,
     interfaces::check,

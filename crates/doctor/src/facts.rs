@@ -13,6 +13,7 @@ mod devices;
 mod elf;
 mod folders;
 mod host;
+mod installed;
 mod kernel_log;
 mod libraries;
 mod libtorch;
@@ -28,6 +29,7 @@ pub use cpu::{Cpu, Vectors};
 pub use devices::{Devices, Gpu};
 pub use folders::{Folder, FolderState, FolderUse, Space};
 pub use host::{Build, Host};
+pub use installed::{Installed, InstalledAs};
 pub use kernel_log::{DeviceMessage, KernelLog, Kill};
 pub use libraries::Missing;
 pub use libtorch::Libtorch;
@@ -87,6 +89,8 @@ pub struct Facts {
     pub project: Option<Project>,
     /// Faults in the kernel's log.
     pub kernel_log: KernelLog,
+    /// Other installations of Brigade, and the version in the working folder's project.
+    pub installed: Vec<Installed>,
 }
 
 impl Facts {
@@ -118,6 +122,7 @@ impl Facts {
         let program =
             question.program.as_ref().map(|it| program::start(&shared, it, &working_folder));
         let libtorch = libtorch::start(&shared, &working_folder);
+        let installed = installed::start(&shared, &working_folder);
         let kernel_log = KernelLog::gather(sources);
         let (folders, names) = (folders.wait(), names.wait());
         let program = program.map(program::Pending::wait);
@@ -131,6 +136,7 @@ impl Facts {
             variables: variables::gather(sources),
             devices: Devices::gather(sources),
             kernel_log,
+            installed: installed.wait(),
             host,
             folders,
             names,

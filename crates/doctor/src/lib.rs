@@ -25,7 +25,7 @@ mod report;
 mod serve;
 mod session;
 
-pub use checks::diagnose;
+pub use checks::{diagnose, other_versions};
 pub use cluster::*;
 pub use examine::{Examination, Host as HostToExamine, Interrupted, examine};
 pub use facts::*;

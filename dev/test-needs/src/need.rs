@@ -54,6 +54,8 @@ pub enum Need {
     Packages,
     /// The archive with a static program among them.
     StaticPackage,
+    /// Fresh systems of Debian's, each in a folder and in namespaces.
+    FreshSystem,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
     /// Two NVIDIA GPUs.
@@ -117,7 +119,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All needs. A test that lacks several is counted under the first.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -140,6 +142,7 @@ impl Need {
         Self::Arm64,
         Self::Packages,
         Self::StaticPackage,
+        Self::FreshSystem,
         Self::Gpu,
         Self::Gpus,
     ];
@@ -177,6 +180,7 @@ impl Need {
             Self::Arm64 => "arm64",
             Self::Packages => "packages",
             Self::StaticPackage => "static-package",
+            Self::FreshSystem => "fresh-system",
             Self::Gpu => "gpu",
             Self::Gpus => "gpus",
         }
@@ -208,6 +212,7 @@ impl Need {
             Self::Arm64 => "compilers and an emulator for aarch64",
             Self::Packages => "Brigade's packages",
             Self::StaticPackage => "Brigade's static program",
+            Self::FreshSystem => "a fresh Debian system",
             Self::Gpu => "an NVIDIA GPU",
             Self::Gpus => "two NVIDIA GPUs",
         }
@@ -223,6 +228,7 @@ impl Need {
             Self::OpenMpi => OPEN_MPI,
             Self::Python => PYTHON,
             Self::Arm64 => ARM64,
+            Self::FreshSystem => FRESH_SYSTEM,
             _ => &[],
         }
     }
@@ -238,6 +244,7 @@ impl Need {
                 | Self::OpenMpi
                 | Self::Fuse
                 | Self::MemoryGroups
+                | Self::FreshSystem
         )
     }
 
@@ -254,7 +261,7 @@ impl Need {
         }
         match self {
             Self::Etcd | Self::Arm64 => None,
-            Self::Hosts | Self::Slurm => namespaces(),
+            Self::Hosts | Self::Slurm | Self::FreshSystem => namespaces(),
             Self::OpenMpi => open_mpi().or_else(namespaces),
             Self::Mounts => mounts(),
             Self::Fuse => fuse().or_else(mounts),
@@ -593,6 +600,13 @@ const ARM64: &[Package] = &[
     Package { program: "aarch64-linux-gnu-gcc", package: "gcc-aarch64-linux-gnu" },
     Package { program: "aarch64-linux-gnu-g++", package: "g++-aarch64-linux-gnu" },
     Package { program: "qemu-aarch64-static", package: "qemu-user-static" },
+];
+const FRESH_SYSTEM: &[Package] = packages![
+    "mmdebstrap" "mmdebstrap",
+    "usr/share/keyrings/debian-archive-keyring.gpg" "debian-archive-keyring",
+    "chroot" "coreutils",
+    "ip" "iproute2",
+    "unshare" "util-linux",
 ];
 const ETCD: &[Package] = packages!["etcd" "etcd-server"];
 const SLURM: &[Package] = packages![

@@ -118,10 +118,14 @@ fn pod(job: &JobFile, name: &str, places: &[(&str, Option<&str>)]) -> Result<Str
         Some(image) => {
             let _ = writeln!(yaml, "    image: {}", quoted(image));
         }
-        None => yaml.push_str(
-            "    # REPLACE: an image that has brigade and the program (or give --image)\n    \
-             image: \"REPLACE\"\n",
-        ),
+        None => {
+            let kind = if job.gpus.is_some() { "cuda" } else { "cpu" };
+            let _ = writeln!(
+                yaml,
+                "    # REPLACE: an image that has brigade and the program (or give --image). Brigade's\n    \
+                 # containers/Dockerfile.{kind} builds one: docs/containers.md\n    image: \"REPLACE\""
+            );
+        }
     }
     let _ = writeln!(yaml, "    command: {}", list(command.iter().map(String::as_str)));
     if !job.env.is_empty() || !places.is_empty() || job.guard().is_some() {

@@ -10,7 +10,6 @@ use brigade_rank_env::env::BRIGADE_RDZV_SECRET;
 use super::{EmitError, JobFile};
 
 pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
-    JobFile::refuse("Slurm", [("image", job.image.is_some())])?;
     let mut directives = vec![("job-name", job.name()?)];
     let (min, max) = (job.nodes.start(), job.nodes.end());
     let nodes = if min == max { min.to_string() } else { format!("{min}-{max}") };
@@ -57,10 +56,25 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
         warning.as_secs()
     );
     script.push_str("# One launcher on each host. They find each other in Slurm's variables.\n");
+    if job.image.is_some() {
+        script.push_str(
+            "# The plugin Pyxis starts it in a container. Brigade's docs/containers.md says how to build\n\
+             # the image.\n",
+        );
+    }
     script.push_str("srun --ntasks-per-node=1 --kill-on-bad-exit=1");
     if let Some(cpus) = job.cpus {
         // Since Slurm 22.05 srun does not inherit it from the job.
         let _ = write!(script, " --cpus-per-task={cpus}");
+    }
+    if let Some(image) = &job.image {
+        // The folder of sbatch has the same path in the container, so that a job finds its files and leaves its logs
+        // there.
+        let _ = write!(
+            script,
+            " --container-image={} --container-mounts=\"$PWD:$PWD\" --container-workdir=\"$PWD\"",
+            quoted(image.as_ref())?
+        );
     }
     for word in job.launch() {
         let _ = write!(script, " {}", quoted(word)?);

@@ -37,7 +37,7 @@ fn full(target: Target) -> JobFile {
         ],
         partition: slurm.then(|| "gpu".to_owned()),
         account: slurm.then(|| "lab-7".to_owned()),
-        image: (!slurm).then(|| "registry.example.org/train:1".to_owned()),
+        image: Some("registry.example.org/train:1".to_owned()),
         secret: Some(Secret::new("0123456789abcdef").unwrap()),
     }
 }
@@ -120,6 +120,22 @@ const HARD: [&str; 20] = [
     "# x: y",
     "-",
 ];
+
+#[test]
+fn a_container_of_slurm_has_the_folder_of_the_command() {
+    let job = JobFile { image: Some("registry#repo/it's:1".to_owned()), ..small() };
+    let script = job.emit(Target::Slurm).unwrap();
+    let srun = script.lines().find(|line| line.starts_with("srun ")).unwrap();
+    let found = shlex::split(srun).unwrap();
+    let expected = [
+        "--container-image=registry#repo/it's:1",
+        "--container-mounts=$PWD:$PWD",
+        "--container-workdir=$PWD",
+        "brigade",
+        "launch",
+    ];
+    assert_eq!(found[3..8], expected);
+}
 
 #[test]
 fn the_shell_reads_what_was_meant() {
@@ -213,7 +229,6 @@ fn refusals() {
     let refuse = |target, job: JobFile| job.emit(target).expect_err("refused").to_string();
     let set = |value: &str| Some(value.to_owned());
     let table = [
-        (Target::Slurm, JobFile { image: set("a"), ..small() }, "--image does not apply to Slurm"),
         (
             Target::PyTorchJob,
             JobFile { partition: set("a"), ..small() },

@@ -197,8 +197,7 @@ fn modules_and_plugins_are_in_the_file() {
 #[test]
 fn options_that_a_scheduler_does_not_know_are_refused() {
     let home = home("");
-    let table: [(&[&str], &str); 5] = [
-        (&["slurm", "--image", "x", "train.py"], "unexpected argument '--image' found"),
+    let table: [(&[&str], &str); 4] = [
         (&["k8s", "--partition", "x", "train.py"], "unexpected argument '--partition' found"),
         (
             &["jobset", "--nnodes", "1:2", "train.py"],

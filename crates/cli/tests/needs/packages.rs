@@ -1,6 +1,7 @@
 //! The packages that `cargo xtask package` builds, installed where nothing else is: `cargo xtask test --slow`.
 
 mod elf;
+mod fresh;
 mod registry;
 
 use std::collections::BTreeSet;
@@ -13,6 +14,7 @@ use brigade_test_needs::{needs, packages, static_package};
 use tempfile::TempDir;
 
 use elf::Loading;
+use fresh::System;
 use registry::Registry;
 
 /// The package whose file's name has this beginning and this end.
@@ -289,6 +291,84 @@ fn the_static_program_needs_no_library_and_launches() {
     assert_eq!(lines, BTreeSet::from(["[0] 0 of 2", "[1] 1 of 2"]));
 }
 
+/// What a user does first, with the program that `PATH` has. Fails if the system has a compiler or an interpreter of
+/// Python, which would hide that the program needs one.
+const FIRST_STEPS: &str = "\
+for other in cc gcc python3; do
+    if command -v $other; then echo \"$other is here\"; exit 1; fi
+done
+export BRIGADE_CONFIG=/dev/null
+brigade --version
+brigade launch --nproc 2 -- sh -c 'echo $RANK of $WORLD_SIZE' | sort
+brigade doctor >report || [ $? = 1 ]
+tail -n 1 report
+rm report";
+
+/// Checks the output of [`FIRST_STEPS`].
+#[track_caller]
+fn first_steps_were_taken(said: &str) {
+    let lines: Vec<&str> = said.lines().collect();
+    let [version, first, second, report] = lines[..] else { panic!("{said}") };
+    assert!(version.starts_with(&format!("brigade {VERSION} (commit ")), "{said}");
+    assert_eq!([first, second], ["[0] 0 of 2", "[1] 1 of 2"], "{said}");
+    assert!(report.contains("this host"), "{said}");
+}
+
+#[track_caller]
+fn nothing_is_left(before: &BTreeSet<PathBuf>, system: &System) {
+    let after = system.files();
+    let left: Vec<_> = after.symmetric_difference(before).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[needs(Packages, FreshSystem, limit = DOWNLOADS)]
+fn a_fresh_debian_installs_launches_and_purges_the_package() {
+    let system = System::new(&[]);
+    let before = system.files();
+    let package = system.take(&package(&format!("brigade_{VERSION}"), ".deb"));
+    system.run_as_root(&format!("dpkg --install {package}"));
+    first_steps_were_taken(&system.run(FIRST_STEPS));
+    let copyright = system.run("cat /usr/share/doc/brigade/copyright");
+    assert!(copyright.contains("Permission is hereby granted"), "{copyright}");
+    system.run_as_root("dpkg --purge brigade");
+    nothing_is_left(&before, &system);
+}
+
+#[needs(StaticPackage, FreshSystem, limit = DOWNLOADS)]
+fn a_fresh_debian_runs_the_static_program() {
+    let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
+    let (_folder, program) = program_of(&static_package().unwrap(), &target);
+    let system = System::new(&[]);
+    let before = system.files();
+    let program = system.take(&program);
+    system.run_as_root(&format!("cp {program} /usr/local/bin/brigade"));
+    first_steps_were_taken(&system.run(FIRST_STEPS));
+    system.run_as_root("rm /usr/local/bin/brigade");
+    nothing_is_left(&before, &system);
+}
+
+#[needs(Packages, FreshSystem, limit = DOWNLOADS)]
+fn a_fresh_debian_with_python_installs_launches_and_uninstalls_the_wheel() {
+    let system = System::new(&["python3-venv"]);
+    let before = system.files();
+    let wheel = system.take(&wheel());
+    let said = system.run(&format!(
+        "python3 -m venv venv; . venv/bin/activate; pip install --quiet --no-index {wheel}
+         export BRIGADE_CONFIG=/dev/null; brigade --version; python -m brigade --version
+         echo 'import os; print(os.environ[\"RANK\"], os.environ[\"WORLD_SIZE\"])' >train.py
+         brigade launch --nproc 2 train.py | sort
+         brigade doctor >report || [ $? = 1 ]; tail -n 1 report
+         pip uninstall --quiet --yes brigade; find venv -iname '*brigade*'"
+    ));
+    let lines: Vec<&str> = said.lines().collect();
+    let [version, again, first, second, report] = lines[..] else { panic!("{said}") };
+    assert!(version.starts_with(&format!("brigade {VERSION} (commit ")), "{said}");
+    assert_eq!([again, first, second], [version, "[0] 0 2", "[1] 1 2"], "{said}");
+    assert!(report.contains("this host"), "{said}");
+    system.run("rm -r venv train.py report");
+    nothing_is_left(&before, &system);
+}
+
 #[needs(Packages)]
 fn lists_of_components_have_versions_licences_and_checksums() {
     for (name, kind, own, foreign) in
@@ -390,6 +470,9 @@ fn every_package_has_a_checksum() {
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Seconds in which a fresh system is downloaded and unpacked, also on a slow network.
+const DOWNLOADS: u64 = 1200;
 
 /// Seconds in which a first build ends, also on a machine that is busy.
 const COMPILES: u64 = 3600;

@@ -20,4 +20,6 @@ export BRIGADE_RDZV_SECRET
 # 150 s before the time limit Slurm sends SIGTERM to every process of a step, and the launchers
 # pass it on: a rank may get it twice, and what a rank has started gets it, too.
 # One launcher on each host. They find each other in Slurm's variables.
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=64 brigade launch --nproc 8 --max-restarts 3 -- ./train --epochs 4
+# The plugin Pyxis starts it in a container. Brigade's docs/containers.md says how to build
+# the image.
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=64 --container-image=registry.example.org/train:1 --container-mounts="$PWD:$PWD" --container-workdir="$PWD" brigade launch --nproc 8 --max-restarts 3 -- ./train --epochs 4
