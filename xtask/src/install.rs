@@ -11,6 +11,7 @@ use crate::checkout::Checkout;
 use crate::docs::MdBook;
 use crate::notebook;
 use crate::python_environment::Environment;
+use crate::semver::SemverChecks;
 
 /// Installs what these names stand for; without names, everything that is in packages of the system. Fails if something
 /// is still missing for tests.
@@ -37,6 +38,9 @@ pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
         }
         if *need == Need::RustKernel {
             notebook::install_evcxr(checkout)?;
+        }
+        if *need == Need::SemverChecks && need.lacking().is_some() {
+            SemverChecks::install(checkout)?;
         }
     }
     let mut code = ExitCode::SUCCESS;
@@ -145,7 +149,8 @@ mod tests {
     #[test]
     fn every_need_with_packages_is_offered_but_what_only_cross_needs() {
         for need in Need::ALL {
-            let is_offered = !need.packages().is_empty() && need != Need::Arm64;
+            let is_for_cross = [Need::Arm64, Need::Arm64Package].contains(&need);
+            let is_offered = !need.packages().is_empty() && !is_for_cross;
             assert_eq!(PACKAGED.contains(&need), is_offered, "{need}");
         }
     }
