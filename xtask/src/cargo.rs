@@ -78,6 +78,9 @@ pub(crate) fn install(checkout: &Checkout, package: &str, version: &str) -> Resu
         eprintln!("{package} is not installed: cargo compiles it once, which takes some minutes");
         let mut install = plain_cargo(checkout);
         install.args(["install", package, "--version", version, "--locked", "--root"]).arg(&folder);
+        // cargo-semver-checks is built as one unit by default: minutes for a program that runs for seconds.
+        install.env("CARGO_PROFILE_RELEASE_LTO", "off");
+        install.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         if !run(&mut install)?.success() {
             bail!("cargo cannot install {package} {version}: its last lines say why");
         }
