@@ -1,7 +1,9 @@
 //! `cargo xtask semver`: compares the public API with that of a release, by cargo-semver-checks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -14,13 +16,14 @@ use crate::checkout::Checkout;
 use crate::git::git;
 use crate::metadata::{Metadata, Package};
 use crate::setup;
+use crate::workspace::Workspace;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Tag or commit to compare with [default: the last tag v*]
     #[arg(long, value_name = "REVISION")]
     baseline: Option<String>,
-    /// Changes that are allowed, where Cargo.toml has the version of the baseline [default: those of a patch]
+    /// Changes that are allowed, where Cargo.toml has the version of the baseline [default: those of a minor version]
     #[arg(long, value_name = "SIZE", value_parser = ["patch", "minor", "major"])]
     release_type: Option<String>,
 }
@@ -114,6 +117,8 @@ impl SemverChecks {
         // Its bindings compile only if it is found.
         let links_libtorch = metadata.packages.iter().any(|it| it.name == "torch-sys");
         let libtorch = if links_libtorch { Some(setup::ensure(checkout)?) } else { None };
+        // One folder for all libraries: each would compile libtorch's bindings for itself, for both versions.
+        let target = Workspace::of(checkout)?.target.join("semver");
         let mut is_accepted = true;
         for group in &comparison.groups {
             let mut command = plain(checkout, &self.program);
@@ -122,10 +127,30 @@ impl SemverChecks {
             command.args(group.arguments());
             // The baseline lies in a folder of its own, without .cargo/libtorch.toml.
             command.envs(libtorch.iter().map(|it| ("LIBTORCH", it.folder())));
+            forget_documentation(&target)?;
+            command.env("CARGO_TARGET_DIR", &target);
             is_accepted &= cargo::run(&mut command)?.success();
         }
         Ok(is_accepted)
     }
+}
+
+/// Removes rustdoc's output and what cargo remembers of it. Both versions of a library write the same file, so what cargo
+/// takes for the output of one version may be that of the other.
+fn forget_documentation(target: &Path) -> Result<()> {
+    let fingerprints = target.join("debug/.fingerprint");
+    let entries = fs::read_dir(&fingerprints).into_iter().flatten();
+    let mut folders = entries.map(|it| Ok(it?.path())).collect::<io::Result<Vec<_>>>()?;
+    folders.retain(|folder| {
+        let files = fs::read_dir(folder).into_iter().flatten().flatten();
+        files.map(|it| it.file_name()).any(|it| it.to_string_lossy().starts_with("doc-"))
+    });
+    folders.push(target.join("doc"));
+    for folder in folders.iter().filter(|it| it.exists()) {
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
 }
 
 /// Names of the published libraries, with their features.
