@@ -306,7 +306,7 @@ mod tests {
         );
         let arguments = comparison.groups[1].arguments().join(" ");
         let start = "--package brigade --only-explicit-features --baseline-features default \
-                     --baseline-features older --current-features default --current-features hub";
+                     --baseline-features older --current-features default --current-features https";
         assert!(arguments.starts_with(start), "{arguments}");
         assert!(!arguments.contains("cuda"), "{arguments}");
     }
