@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::checkout::Checkout;
 use crate::setup;
@@ -67,6 +67,25 @@ pub(crate) fn plain(checkout: &Checkout, program: &Path) -> Command {
         }
     }
     command
+}
+
+/// Returns a program of cargo's in the checkout's `tools/`, in a folder by its version. cargo compiles it if it is missing.
+pub(crate) fn install(checkout: &Checkout, package: &str, version: &str) -> Result<PathBuf> {
+    let name = package.strip_prefix("cargo-").unwrap_or(package);
+    let folder = checkout.root().join("tools").join(format!("{name}-{version}"));
+    let program = folder.join("bin").join(package);
+    if !program.is_file() {
+        eprintln!("{package} is not installed: cargo compiles it once, which takes some minutes");
+        let mut install = plain_cargo(checkout);
+        install.args(["install", package, "--version", version, "--locked", "--root"]).arg(&folder);
+        // cargo-semver-checks is built as one unit by default: minutes for a program that runs for seconds.
+        install.env("CARGO_PROFILE_RELEASE_LTO", "off");
+        install.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        if !run(&mut install)?.success() {
+            bail!("cargo cannot install {package} {version}: its last lines say why");
+        }
+    }
+    Ok(program)
 }
 
 /// Prints the command, runs it on this terminal, and waits.

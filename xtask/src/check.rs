@@ -11,6 +11,7 @@ use brigade_test_needs::installed;
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 use crate::docs::{document, document_all};
+use crate::semver;
 use crate::tidy;
 use crate::workspace::Workspace;
 
@@ -24,7 +25,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     lints.run("clippy", || Ok(cargo.run(&clippy)?.success()))?;
     lints.run("doc", || Ok(cargo::run(&mut document_all(&cargo))?.success()))?;
     lints.run("package (what crates.io would refuse)", || Ok(cargo.run(&PACKAGE)?.success()))?;
-    lints.run("semver-checks", || semver_checks(checkout, &cargo))?;
+    lints.run("semver", || semver::run_if_installed(checkout))?;
     lints.run("schemas", || schemas(checkout))?;
     Ok(lints.conclude())
 }
@@ -86,37 +87,6 @@ impl Lints {
         eprintln!("check: failed: {}", self.failed.join(", "));
         ExitCode::FAILURE
     }
-}
-
-/// Compares the public API with that of the last release, if cargo-semver-checks is installed and a release exists; an
-/// incompatible change then needs another version.
-fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
-    let mut describe = Command::new("git");
-    describe.args(["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]);
-    let tag = describe.current_dir(checkout.root()).output().context("cannot start git")?;
-    let tag = String::from_utf8_lossy(&tag.stdout).trim().to_owned();
-    compare_with(cargo, Some(&*tag).filter(|it| !it.is_empty()), None)
-}
-
-/// Compares the public API with that at a release's tag. `size` is the size of the planned release in the words of
-/// cargo-semver-checks, where `Cargo.toml` does not have its version yet.
-pub(crate) fn compare_with(
-    cargo: &Cargo<'_>,
-    tag: Option<&str>,
-    size: Option<&str>,
-) -> Result<bool> {
-    let installed = cargo.command(&["semver-checks", "--version"]).output()?;
-    if !installed.status.success() {
-        eprintln!("semver-checks: left out (`cargo install cargo-semver-checks` installs it)");
-        return Ok(true);
-    }
-    let Some(tag) = tag else {
-        eprintln!("semver-checks: left out: no tag v* names a release to compare with");
-        return Ok(true);
-    };
-    let mut arguments = vec!["semver-checks", "--workspace", "--baseline-rev", tag];
-    arguments.extend(size.into_iter().flat_map(|it| ["--release-type", it]));
-    Ok(cargo.run(&arguments)?.success())
 }
 
 /// Compares the workflows and the forms of issues with the schemas of the hosting site, where check-jsonschema is

@@ -11,6 +11,7 @@ use crate::checkout::Checkout;
 use crate::docs::MdBook;
 use crate::notebook;
 use crate::python_environment::Environment;
+use crate::semver::SemverChecks;
 
 /// Installs what these names stand for; without names, everything that is in packages of the system. Fails if something
 /// is still missing for tests.
@@ -37,6 +38,9 @@ pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
         }
         if *need == Need::RustKernel {
             notebook::install_evcxr(checkout)?;
+        }
+        if *need == Need::SemverChecks && need.lacking().is_some() {
+            SemverChecks::install(checkout)?;
         }
     }
     let mut code = ExitCode::SUCCESS;
@@ -145,8 +149,8 @@ mod tests {
     #[test]
     fn every_need_with_packages_is_offered_but_what_only_cross_and_slow_tests_need() {
         for need in Need::ALL {
-            let is_offered =
-                !need.packages().is_empty() && !matches!(need, Need::Arm64 | Need::FreshSystem);
+            let is_for_packages = [Need::Arm64, Need::Arm64Package, Need::FreshSystem].contains(&need);
+            let is_offered = !need.packages().is_empty() && !is_for_packages;
             assert_eq!(PACKAGED.contains(&need), is_offered, "{need}");
         }
     }

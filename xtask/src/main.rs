@@ -9,6 +9,7 @@ mod cuda;
 mod demo;
 mod docs;
 mod fuzz;
+mod git;
 mod gpu;
 mod install;
 mod kernels;
@@ -19,6 +20,7 @@ mod package;
 mod python_environment;
 mod release;
 mod sbom;
+mod semver;
 mod setup;
 mod suite;
 mod tidy;
@@ -126,7 +128,7 @@ enum Command {
     /// hosts (sshd, nft, ip, ...), etcd, schedulers (slurm, open-mpi) and python come from Debian's
     /// packages, as root or with sudo; no service is started. pytorch (PyTorch and Accelerate, 3 GB)
     /// and trackers (TensorBoard and MLflow) come from pip, into ignored folders of the checkout, docs
-    /// (mdBook, for `docs`) by cargo into another one; arm64 is for `cross`.
+    /// (mdBook, for `docs`) and semver-checks by cargo into others; arm64 is for `cross`.
     Install {
         /// What to install [default: all that comes from packages of the system]
         #[arg(value_name = "NEED")]
@@ -192,6 +194,11 @@ enum Command {
     /// Needs a clean working tree and entries under "Unreleased" in CHANGELOG.md. Pushes and uploads nothing: the last
     /// lines name the commands for that. At a commit that has the release's tag, --dry-run checks and builds it again.
     Release(release::Options),
+    /// Compare the public API with that of the last release, and refuse changes that the version does not allow
+    ///
+    /// By cargo-semver-checks, which cargo compiles into tools/ where it is not installed. Each published library is
+    /// compared with all features but `cuda`. `check` does the same where it is installed, `release` always.
+    Semver(semver::Options),
     /// Run what needs a GPU: tests, benchmarks, and a report; or make an archive of it for another machine
     ///
     /// Builds with the feature `cuda` in target/gpu and writes target/gpu/report/report.md and report.json. Uses the
@@ -258,6 +265,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Package(options) => package::run(&checkout, &options),
         Command::Release(options) => release::run(&checkout, &options),
+        Command::Semver(options) => semver::run(&checkout, &options),
         Command::Gpu(options) => gpu::run(&checkout, &options),
         Command::Bench { picture: true, .. } => bench::draw(&checkout),
         Command::Bench { peers, bench_arguments, .. } => {

@@ -1,5 +1,7 @@
 //! Packages that cargo resolves for this workspace, with those of others, and their dependencies.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
@@ -51,10 +53,20 @@ pub(crate) struct Package {
     pub(crate) manifest_path: String,
     /// Registries to which it may be published; `None` for all.
     pub(crate) publish: Option<Vec<String>>,
+    /// Its own features, with what they turn on.
+    #[serde(default)]
+    pub(crate) features: BTreeMap<String, Vec<String>>,
+    #[serde(default)]
+    targets: Vec<Target>,
     metadata: Option<OwnMetadata>,
 }
 
 impl Package {
+    /// Returns `true` if other crates can use it, and not only as a procedural macro.
+    pub(crate) fn is_library(&self) -> bool {
+        self.targets.iter().any(|target| target.kind.iter().any(|it| it == "lib"))
+    }
+
     pub(crate) fn is_published(&self) -> bool {
         self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
     }
@@ -70,6 +82,11 @@ impl Package {
     fn settings(&self) -> Option<&Settings> {
         self.metadata.as_ref()?.brigade.as_ref()
     }
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
 }
 
 #[derive(Deserialize)]

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use crate::cargo::{self, Cargo, plain_cargo};
+use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 
 /// cargo-nextest, in at least the version that `.config/nextest.toml` needs.
@@ -24,19 +24,7 @@ impl Nextest {
         if version(&of_path).is_some_and(|it| it >= OLDEST) {
             return Ok(Self { program: of_path });
         }
-        let folder = checkout.root().join("tools").join(format!("nextest-{VERSION}"));
-        let program = folder.join("bin/cargo-nextest");
-        if !program.is_file() {
-            eprintln!(
-                "cargo-nextest is not here: cargo compiles it once, which takes some minutes"
-            );
-            let mut install = plain_cargo(checkout);
-            install.args(["install", "cargo-nextest", "--version", VERSION, "--locked", "--root"]);
-            if !cargo::run(install.arg(&folder))?.success() {
-                bail!("cargo cannot install cargo-nextest {VERSION}: its last lines say why");
-            }
-        }
-        Ok(Self { program })
+        cargo::install(checkout, "cargo-nextest", VERSION).map(|program| Self { program })
     }
 
     /// Returns `cargo nextest` without any libtorch.

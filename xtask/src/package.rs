@@ -16,23 +16,30 @@ use crate::python_environment::Environment;
 use crate::sbom::{self, Checksums};
 use crate::workspace::Workspace;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Target that the programs are for; its standard library must be installed (`rustup target add`)
-    #[arg(long, value_name = "TRIPLE", default_value = X86_64)]
-    target: String,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { target: X86_64.to_owned() }
-    }
+    /// Target that the programs are for; its standard library must be installed (`rustup target add`) [default:
+    /// x86-64 Linux, and aarch64 Linux if its standard library is installed]
+    #[arg(long, value_name = "TRIPLE")]
+    target: Option<String>,
 }
 
 impl Options {
-    /// What this machine can run.
+    /// Returns the options for packages that this machine can run.
     pub(crate) fn for_tests() -> Self {
-        Self { target: format!("{}-unknown-linux-gnu", env::consts::ARCH) }
+        let own = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+        Self { target: Some(own).filter(|it| it != X86_64) }
+    }
+
+    fn targets(&self, checkout: &Checkout) -> Result<Vec<&str>> {
+        if let Some(target) = &self.target {
+            return Ok(vec![target]);
+        }
+        let has_aarch64 = has_standard_library(checkout, AARCH64)?;
+        if !has_aarch64 {
+            note_missing("wheel and archive", AARCH64);
+        }
+        Ok([X86_64].into_iter().chain(has_aarch64.then_some(AARCH64)).collect())
     }
 }
 
@@ -40,21 +47,23 @@ impl Options {
 /// components and the checksums.
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     let began = Instant::now();
-    let packages = Packages::new(checkout, &options.target)?;
-    packages.wheel(&options.target)?;
+    let targets = options.targets(checkout)?;
+    let packages = Packages::new(checkout, &targets)?;
+    for target in &targets {
+        packages.wheel(target)?;
+    }
     packages.source_distribution()?;
-    packages.pages(&options.target)?;
-    packages.archive(&options.target)?;
+    packages.pages(&targets)?;
     packages.debian(&options.target)?;
-    let is_static = options.target.replace("-gnu", "-musl");
-    if has_standard_library(checkout, &is_static)? {
-        packages.static_program(&is_static)?;
-        packages.archive(&is_static)?;
-    } else {
-        eprintln!(
-            "note: no static program: Rust's standard library for {is_static} is not installed \
-             (`rustup target add {is_static}`)"
-        );
+    for target in &targets {
+        packages.archive(target)?;
+        let is_static = target.replace("-gnu", "-musl");
+        if has_standard_library(checkout, &is_static)? {
+            packages.static_program(&is_static)?;
+            packages.archive(&is_static)?;
+        } else {
+            note_missing("static program", &is_static);
+        }
     }
     packages.sboms()?;
     packages.crates()?;
@@ -89,7 +98,7 @@ struct Packages<'a> {
     /// maturin and zig.
     tools: Environment,
     commit: String,
-    /// Crates for the target.
+    /// Crates for the targets.
     metadata: Metadata,
     /// Version in `Cargo.toml`, which may be newer than this program.
     version: String,
@@ -97,7 +106,7 @@ struct Packages<'a> {
 
 impl<'a> Packages<'a> {
     /// Installs the tools where they are missing, and empties the folder.
-    fn new(checkout: &'a Checkout, target: &str) -> Result<Self> {
+    fn new(checkout: &'a Checkout, targets: &[&str]) -> Result<Self> {
         let tools = Environment::of_packaging(checkout);
         tools.install()?;
         let workspace = Workspace::of(checkout)?;
@@ -112,7 +121,9 @@ impl<'a> Packages<'a> {
         // A checkout without Git has packages, too; their program does not know its commit.
         let commit = git.output().ok().filter(|it| it.status.success());
         let commit = commit.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned());
-        let metadata = Metadata::of(checkout, &["--locked", "--filter-platform", target])?;
+        let platforms = targets.iter().flat_map(|it| ["--filter-platform", *it]);
+        let arguments: Vec<&str> = ["--locked"].into_iter().chain(platforms).collect();
+        let metadata = Metadata::of(checkout, &arguments)?;
         Ok(Self {
             checkout,
             version: metadata.member(LAUNCHER)?.version.clone(),
@@ -145,11 +156,10 @@ impl<'a> Packages<'a> {
     }
 
     /// Writes the completions and manual pages, which are the same for all targets.
-    fn pages(&self, target: &str) -> Result<()> {
-        let of_target = self.program(target);
+    fn pages(&self, targets: &[&str]) -> Result<()> {
         // This machine cannot start another processor's program.
-        let own = target.starts_with(env::consts::ARCH);
-        let program = if own { of_target } else { self.program(X86_64) };
+        let own = targets.iter().find(|it| it.starts_with(env::consts::ARCH));
+        let program = self.program(own.unwrap_or(&X86_64));
         let completions = self.folder.join(PAGES).join("completions");
         fs::create_dir_all(&completions)
             .with_context(|| format!("cannot make {}", completions.display()))?;
@@ -280,6 +290,12 @@ impl<'a> Packages<'a> {
     }
 }
 
+fn note_missing(what: &str, target: &str) {
+    eprintln!(
+        "note: no {what} for {target}: Rust's standard library for it is not installed (`rustup target add {target}`)"
+    );
+}
+
 fn has_standard_library(checkout: &Checkout, target: &str) -> Result<bool> {
     let mut rustc = plain(checkout, Path::new("rustc"));
     rustc.args(["--print", "target-libdir", "--target", target]);
@@ -315,6 +331,7 @@ const LIBRARY: &str = "brigade";
 /// Version of cargo-deb.
 const CARGO_DEB: &str = "3.8.0";
 const X86_64: &str = "x86_64-unknown-linux-gnu";
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
 /// glibc 2.17, the oldest that Rust's standard library runs with.
 const MANYLINUX: &str = "manylinux2014";
 /// The profile of `Cargo.toml`, which `pyproject.toml` names, too.

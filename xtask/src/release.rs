@@ -13,8 +13,10 @@ use clap::Args;
 use crate::cargo::Cargo;
 use crate::check;
 use crate::checkout::Checkout;
+use crate::git::git;
 use crate::metadata::Metadata;
 use crate::package;
+use crate::semver::{self, SemverChecks};
 use crate::workspace::Workspace;
 
 use files::Change;
@@ -55,10 +57,9 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
         cargo.run(&check::PACKAGE)?.success(),
         "crates.io would refuse the crates: cargo's last lines say why"
     );
-    let last = released.last.map(|it| it.tag());
     let size = size.map(|size| size.for_semver_checks(version));
     ensure!(
-        check::compare_with(&cargo, last.as_deref(), size)?,
+        keeps_its_api(checkout, released.last, size)?,
         "the public API has changed more than a version {version} may: choose the next minor or major version, or take \
          the change back"
     );
@@ -88,6 +89,15 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
         eprintln!("`git tag -d {tag} && git reset --hard HEAD~1` undoes it");
     }
     Ok(code)
+}
+
+/// Compares the public API with that of the last release, if there is one.
+fn keeps_its_api(checkout: &Checkout, last: Option<Version>, size: Option<&str>) -> Result<bool> {
+    let Some(last) = last else {
+        eprintln!("{}", semver::NO_RELEASE);
+        return Ok(true);
+    };
+    SemverChecks::find_or_install(checkout)?.accept(checkout, &last.tag(), size)
 }
 
 /// Returns the changes of files, and the size of the step from the last release: none for the first one, and at a commit
@@ -218,15 +228,4 @@ fn today() -> Result<String> {
     let output = Command::new("date").args(["-u", "+%F"]).output().context("cannot start date")?;
     ensure!(output.status.success(), "date failed");
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-fn git(checkout: &Checkout, arguments: &[&str]) -> Result<String> {
-    let mut git = Command::new("git");
-    git.args(arguments).current_dir(checkout.root());
-    let output = git.output().context("cannot start git")?;
-    if !output.status.success() {
-        let reason = String::from_utf8_lossy(&output.stderr);
-        bail!("git {} failed: {}", arguments.join(" "), reason.trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
 }

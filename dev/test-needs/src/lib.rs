@@ -34,8 +34,9 @@ pub use brigade_test_needs_macros::{needs, part};
 pub use harness::{Part, Test, main, run};
 pub use limit::{TimeLimit, descendants};
 pub use need::{
-    Lack, Need, PACKAGES, PUBLISHED_WEIGHTS, Package, Remedy, SYSTEM_PATH, UnknownNeed, evcxr,
-    installed, is_root, needs_named, packages, python, required, static_package, with_mounts,
+    Lack, Need, PACKAGES, PUBLISHED_WEIGHTS, Package, Remedy, SEMVER_CHECKS_VERSION, SYSTEM_PATH,
+    UnknownNeed, arm64_package, evcxr, installed, is_root, needs_named, packages, python, required,
+    semver_checks, static_package, with_mounts,
 };
 pub use report::{Missed, REPORT, is_missed};
 pub use seed::{SEED, random};

@@ -56,6 +56,10 @@ pub enum Need {
     StaticPackage,
     /// Fresh systems of Debian's, each in a folder and in namespaces.
     FreshSystem,
+    /// The archive with the program for aarch64 among them, and an emulator of such a processor.
+    Arm64Package,
+    /// cargo-semver-checks, which compares public APIs.
+    SemverChecks,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
     /// Two NVIDIA GPUs.
@@ -119,7 +123,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All needs. A test that lacks several is counted under the first.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -143,6 +147,8 @@ impl Need {
         Self::Packages,
         Self::StaticPackage,
         Self::FreshSystem,
+        Self::Arm64Package,
+        Self::SemverChecks,
         Self::Gpu,
         Self::Gpus,
     ];
@@ -181,6 +187,8 @@ impl Need {
             Self::Packages => "packages",
             Self::StaticPackage => "static-package",
             Self::FreshSystem => "fresh-system",
+            Self::Arm64Package => "arm64-package",
+            Self::SemverChecks => "semver-checks",
             Self::Gpu => "gpu",
             Self::Gpus => "gpus",
         }
@@ -213,6 +221,8 @@ impl Need {
             Self::Packages => "Brigade's packages",
             Self::StaticPackage => "Brigade's static program",
             Self::FreshSystem => "a fresh Debian system",
+            Self::Arm64Package => "Brigade's program for aarch64",
+            Self::SemverChecks => "cargo-semver-checks",
             Self::Gpu => "an NVIDIA GPU",
             Self::Gpus => "two NVIDIA GPUs",
         }
@@ -227,7 +237,7 @@ impl Need {
             Self::Slurm => SLURM,
             Self::OpenMpi => OPEN_MPI,
             Self::Python => PYTHON,
-            Self::Arm64 => ARM64,
+            Self::Arm64 | Self::Arm64Package => ARM64,
             Self::FreshSystem => FRESH_SYSTEM,
             _ => &[],
         }
@@ -307,6 +317,16 @@ impl Need {
                      it",
                 ),
             }),
+            Self::Arm64Package => arm64_package().is_none().then(|| Lack {
+                reason: "it is not built".to_owned(),
+                remedy: Remedy::Elsewhere(
+                    "`rustup target add aarch64-unknown-linux-gnu`, then `cargo xtask test --slow`, builds and tests \
+                     it",
+                ),
+            }),
+            Self::SemverChecks => semver_checks(&checkout())
+                .is_none()
+                .then(|| Lack::missing(self, "cargo-semver-checks")),
             Self::Gpu => gpus(1),
             Self::Gpus => gpus(2),
         }
@@ -420,9 +440,19 @@ pub fn packages() -> Option<PathBuf> {
 /// The archive with the static program among the packages.
 #[must_use]
 pub fn static_package() -> Option<PathBuf> {
+    package_with("-musl.tar.gz")
+}
+
+/// The archive with the program for aarch64 among the packages.
+#[must_use]
+pub fn arm64_package() -> Option<PathBuf> {
+    package_with("-aarch64-unknown-linux-gnu.tar.gz")
+}
+
+fn package_with(end: &str) -> Option<PathBuf> {
     let entries = packages()?.read_dir().ok()?;
     let mut files = entries.filter_map(|it| Some(it.ok()?.path()));
-    files.find(|file| file.to_string_lossy().ends_with("-musl.tar.gz"))
+    files.find(|file| file.to_string_lossy().ends_with(end))
 }
 
 /// The variable with the folder of [`Need::Packages`].
@@ -461,6 +491,20 @@ pub const PUBLISHED_WEIGHTS: &[&str] =
 pub fn evcxr() -> PathBuf {
     checkout().join("notebooks-env/bin/evcxr_jupyter")
 }
+
+/// Version of cargo-semver-checks that is installed if there is none. Each version reads the rustdoc JSON of some
+/// toolchains only.
+pub const SEMVER_CHECKS_VERSION: &str = "0.51.0";
+
+/// Returns cargo-semver-checks: the one in `PATH`, or else the one in a checkout, where `cargo xtask semver` installs it.
+#[must_use]
+pub fn semver_checks(checkout: &Path) -> Option<PathBuf> {
+    let folder = format!("tools/semver-checks-{SEMVER_CHECKS_VERSION}/bin");
+    let of_checkout = || Some(checkout.join(folder).join(SEMVER_CHECKS)).filter(|it| it.is_file());
+    installed(SEMVER_CHECKS).or_else(of_checkout)
+}
+
+const SEMVER_CHECKS: &str = "cargo-semver-checks";
 
 /// Returns the folder of this workspace.
 fn checkout() -> PathBuf {

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use brigade_test_needs::{needs, packages, static_package};
+use brigade_test_needs::{arm64_package, needs, packages, static_package};
 use tempfile::TempDir;
 
 use elf::Loading;
@@ -28,8 +28,13 @@ fn package(start: &str, end: &str) -> PathBuf {
     folder.join(name)
 }
 
+/// The wheel for this processor.
 fn wheel() -> PathBuf {
-    package(&format!("brigade-{VERSION}-"), ".whl")
+    wheel_for(env::consts::ARCH)
+}
+
+fn wheel_for(processor: &str) -> PathBuf {
+    package(&format!("brigade-{VERSION}-"), &format!("_{processor}.whl"))
 }
 
 /// The text that a command prints; it must succeed.
@@ -103,7 +108,11 @@ impl Environment {
 
 #[needs(Packages, Python)]
 fn the_wheel_has_what_it_should_and_nothing_else() {
-    let wheel = wheel();
+    check_contents(&wheel());
+}
+
+/// Checks the size, the tags and the contents of a wheel.
+fn check_contents(wheel: &Path) {
     let megabytes = wheel.metadata().unwrap().len() as f64 / 1e6;
     assert!(megabytes <= 12.0, "{megabytes} MB");
     let name = wheel.file_name().unwrap().to_str().unwrap();
@@ -112,7 +121,7 @@ fn the_wheel_has_what_it_should_and_nothing_else() {
 
     let list =
         "import sys, zipfile; print(*sorted(zipfile.ZipFile(sys.argv[1]).namelist()), sep='\\n')";
-    let listed = text_of(Command::new("python3").args(["-c", list]).arg(&wheel));
+    let listed = text_of(Command::new("python3").args(["-c", list]).arg(wheel));
     let found: BTreeSet<&str> = listed.lines().filter(|it| !it.ends_with('/')).collect();
     let info = format!("brigade-{VERSION}.dist-info");
     let mut expected: BTreeSet<String> =
@@ -135,9 +144,7 @@ fn the_wheel_has_what_it_should_and_nothing_else() {
     let read =
         "import sys, zipfile; print(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]).decode())";
     let member = |name: &str| {
-        text_of(
-            Command::new("python3").args(["-c", read]).arg(&wheel).arg(format!("{info}/{name}")),
-        )
+        text_of(Command::new("python3").args(["-c", read]).arg(wheel).arg(format!("{info}/{name}")))
     };
     let metadata = member("METADATA");
     let (version, license) =
@@ -229,8 +236,13 @@ fn the_pytorch_of_an_environment_is_set_up_for_a_rust_project() {
     assert!(written.contains(torch.to_str().unwrap()), "{said}{written}");
 }
 
-/// Unpacks an archive for a target, checks its contents, and returns the program.
-fn program_of(archive: &Path, target: &str) -> (TempDir, PathBuf) {
+/// Unpacks an archive for a target, checks its contents, and returns the program. `start` returns the command that starts
+/// a program of the target.
+fn program_of(
+    archive: &Path,
+    target: &str,
+    start: impl Fn(&Path) -> Command,
+) -> (TempDir, PathBuf) {
     let folder = unpacked(archive);
     let root = folder.path().join(format!("brigade-{VERSION}-{target}"));
     for name in [
@@ -246,7 +258,7 @@ fn program_of(archive: &Path, target: &str) -> (TempDir, PathBuf) {
         assert!(root.join(name).metadata().unwrap().len() > 200, "{name}");
     }
     let program = root.join("brigade");
-    let version = text_of(Command::new(&program).arg("--version"));
+    let version = text_of(start(&program).arg("--version"));
     assert!(version.ends_with(&format!(", {target})\n")), "{version}");
     // Where cargo-binstall looks.
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
@@ -268,7 +280,7 @@ fn program_of(archive: &Path, target: &str) -> (TempDir, PathBuf) {
 fn the_archive_has_program_licences_completions_and_manual() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
-    let (_folder, program) = program_of(&archive, &target);
+    let (_folder, program) = program_of(&archive, &target, Command::new);
     let loading = Loading::of(&program);
     assert!(loading.has_interpreter && loading.libraries > 0, "{loading:?}");
 }
@@ -276,7 +288,7 @@ fn the_archive_has_program_licences_completions_and_manual() {
 #[needs(StaticPackage)]
 fn the_static_program_needs_no_library_and_launches() {
     let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
-    let (folder, program) = program_of(&static_package().unwrap(), &target);
+    let (folder, program) = program_of(&static_package().unwrap(), &target, Command::new);
     let loading = Loading::of(&program);
     assert_eq!(loading, Loading { has_interpreter: false, libraries: 0 });
     let run = |words: &[&str]| {
@@ -337,7 +349,7 @@ fn a_fresh_debian_installs_launches_and_purges_the_package() {
 #[needs(StaticPackage, FreshSystem, limit = DOWNLOADS)]
 fn a_fresh_debian_runs_the_static_program() {
     let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
-    let (_folder, program) = program_of(&static_package().unwrap(), &target);
+    let (_folder, program) = program_of(&static_package().unwrap(), &target, Command::new);
     let system = System::new(&[]);
     let before = system.files();
     let program = system.take(&program);
@@ -369,6 +381,32 @@ fn a_fresh_debian_with_python_installs_launches_and_uninstalls_the_wheel() {
     nothing_is_left(&before, &system);
 }
 
+/// Wheel and archive have the same program, which an emulator runs with Debian's libraries for aarch64.
+#[needs(Arm64Package, Python)]
+fn the_packages_for_aarch64_have_a_program_that_an_emulator_runs() {
+    let emulated = |program: &Path| {
+        let mut command = Command::new("qemu-aarch64-static");
+        command.args(["-L", "/usr/aarch64-linux-gnu"]).arg(program);
+        command
+    };
+    let target = "aarch64-unknown-linux-gnu";
+    let (_folder, program) = program_of(&arm64_package().unwrap(), target, emulated);
+    assert_eq!(elf::machine(&program), elf::AARCH64);
+
+    let wheel = wheel_for("aarch64");
+    check_contents(&wheel);
+    let folder = tempfile::tempdir().unwrap();
+    let name = format!("brigade-{VERSION}.data/scripts/brigade");
+    let extract = "import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract(*sys.argv[2:])";
+    let mut python = Command::new("python3");
+    text_of(python.args(["-c", extract]).arg(&wheel).arg(&name).arg(folder.path()));
+    let of_wheel = folder.path().join(name);
+    assert!(fs::read(&of_wheel).unwrap() == fs::read(&program).unwrap(), "two programs");
+    let words = ["estimate", "7B", "--nproc", "8"];
+    let said = text_of(emulated(&program).args(words).env("BRIGADE_CONFIG", "/dev/null"));
+    assert!(said.contains("\n8 ranks "), "{said}");
+}
+
 #[needs(Packages)]
 fn lists_of_components_have_versions_licences_and_checksums() {
     for (name, kind, own, foreign) in
@@ -397,7 +435,7 @@ fn lists_of_components_have_versions_licences_and_checksums() {
 fn a_new_project_trains_with_the_packages_alone() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
-    let (_program_folder, program) = program_of(&archive, &target);
+    let (_program_folder, program) = program_of(&archive, &target, Command::new);
     let registry = Registry::new(&packages().unwrap().join("crates"));
     let folder = tempfile::tempdir().unwrap();
     let run = |place: &str, words: &[&str]| {

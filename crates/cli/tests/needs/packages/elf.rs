@@ -12,10 +12,21 @@ pub(super) struct Loading {
     pub(super) libraries: usize,
 }
 
+/// Returns the number of the processor that a program is for.
+pub(super) fn machine(program: &Path) -> u16 {
+    let bytes = contents(program);
+    u16::from_le_bytes([bytes[18], bytes[19]])
+}
+
+fn contents(program: &Path) -> Vec<u8> {
+    let bytes = fs::read(program).unwrap();
+    assert_eq!(bytes[..6], *b"\x7fELF\x02\x01", "{}", program.display());
+    bytes
+}
+
 impl Loading {
     pub(super) fn of(program: &Path) -> Self {
-        let bytes = fs::read(program).unwrap();
-        assert_eq!(bytes[..6], *b"\x7fELF\x02\x01", "{}", program.display());
+        let bytes = contents(program);
         let number = |at: usize, size: usize| {
             let bytes = bytes[at..at + size].iter().rev();
             bytes.fold(0_usize, |number, byte| (number << 8) | usize::from(*byte))
@@ -38,6 +49,9 @@ impl Loading {
         loading
     }
 }
+
+/// Number of aarch64.
+pub(super) const AARCH64: u16 = 183;
 
 const PT_DYNAMIC: usize = 2;
 const PT_INTERP: usize = 3;
