@@ -194,7 +194,7 @@ impl<L: Loader> Checkpointed for LoaderInner<L> {
 }
 
 stateful_handle!(
-    /// The order's seed, and the position in it, as of [`crate::Accelerator::save_state`].
+    /// Saves the order's seed and the position in it, as [`crate::Accelerator::save_state`] does.
     [<L: Loader>] PreparedLoader<L>, inner
 );
 

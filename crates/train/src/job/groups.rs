@@ -196,7 +196,7 @@ fn one_of(
     })
 }
 
-/// The groups of one rank alone, whose messages are copies.
+/// Returns groups of one rank, whose messages are copies.
 pub(super) fn alone(device: Device) -> Result<ShardingGroups> {
     let store = Store::hash()?;
     let group = |name: &str| {
