@@ -260,7 +260,8 @@ static SCHEDULES: &[NamedSchedule] = &[
 
 const FIRST: Parameter = Parameter::rate("lr", "The first rate");
 const LAST: Parameter = Parameter::rate("end-lr", "The rate after the last step").default("0");
-const FACTOR: Parameter = Parameter::number("gamma", "FACTOR", "Factor by which the rate is multiplied");
+const FACTOR: Parameter =
+    Parameter::number("gamma", "FACTOR", "Factor by which the rate is multiplied");
 
 /// A number that is there; NaN, which every constructor refuses, of arguments without it.
 fn number(arguments: &dyn Arguments, name: &str) -> f64 {
