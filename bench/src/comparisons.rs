@@ -217,7 +217,7 @@ fn pairs(rounds: usize, name: &str) -> Result<Pairs> {
 fn in_turns<const N: usize>(rounds: usize, sides: &[Side; N]) -> Result<[f64; N]> {
     let mut medians = [const { Vec::new() }; N];
     for round in 0..rounds {
-        // The first of a round may find a warmer or a cooler machine, so the sides take turns in being first.
+        // The first side of a round may run on a warmer or cooler machine, so the sides alternate.
         for turn in 0..N {
             let side = (round + turn) % N;
             let [mut numbers] = sides[side].lists::<1>()?;

@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn blocks_are_medians_of_the_rounds_after_the_warm_up() {
-        // 9 s in the warm-up, then 1, 2 and 3, in its own order of turns.
+        // 9 s in the warm-up, then 1, 2 and 3, in the order of its turns.
         let counting =
             "read line; echo '[9, 50]'; for n in 2 1 3; do read line; echo \"[$n, $n]\"; done";
         let compiling = shell("while read line; do echo '[0.5, 7]'; done").compiles();

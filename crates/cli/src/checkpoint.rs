@@ -29,30 +29,29 @@ pub(crate) enum Checkpoint {
     Split(split::SplitArgs),
 }
 
-/// Show what a checkpoint or weights file holds
+/// Show the contents of a checkpoint or weights file
 ///
-/// A folder that a run has saved, a safetensors file, an index of several, a file of torch.save,
-/// torch.jit.save or torch.export.save, what DeepSpeed has saved, or the weights in a folder of
-/// torch.distributed.checkpoint. Of a project's folder the newest checkpoint is shown. Tensors are not read, and
-/// nothing in a file is ever executed.
+/// Reads a folder that a run has saved, a safetensors file or an index of several, a file of torch.save, torch.jit.save
+/// or torch.export.save, a folder that DeepSpeed has saved, or the weights in a folder of torch.distributed.checkpoint.
+/// For a project's folder, shows the newest checkpoint. Does not read tensors, and never executes code of a file.
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct InspectArgs {
     /// The folder or file
     path: PathBuf,
 
-    /// Print names and sizes by object, without the tensors of each
+    /// Print only the name and size of each object, not its tensors
     #[arg(long, conflicts_with = "json")]
     short: bool,
 
-    /// Print all that is known as JSON
+    /// Print everything as JSON
     #[arg(long)]
     json: bool,
 }
 
 /// Compare a checkpoint's files with the checksums that were written with them
 ///
-/// Exits with 1, and says what is wrong, when a file is missing, cut short or changed.
+/// Exits with 1 and a description if a file is missing, truncated or changed.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
     /// The checkpoint's folder
@@ -61,8 +60,7 @@ pub(crate) struct VerifyArgs {
 
 /// Convert a checkpoint or weights to another layout
 ///
-/// The target appears whole or not at all, and must not be there yet. What cannot be carried is
-/// named.
+/// The target is created atomically, and must not exist. Contents that cannot be converted are listed.
 ///
 /// To resume a run of PyTorch (also of FSDP), Accelerate, DeepSpeed, Lightning or Hugging Face's Trainer in your
 /// program, save a
@@ -76,30 +74,30 @@ pub(crate) struct ConvertArgs {
     /// .ckpt of Lightning, or a dictionary of torch.save with `model`, `optimizer`, `scheduler`
     from: PathBuf,
 
-    /// What to make
+    /// File or folder to create
     to: PathBuf,
 
     /// Layout of TO
     #[arg(long = "to", value_parser = layouts(), value_name = "LAYOUT", long_help = layout_help())]
     layout: Option<Layout>,
 
-    /// Make a checkpoint for load_state, laid out as this one
+    /// Make a checkpoint for load_state, with the layout of this one
     ///
-    /// The program has saved it right after `prepare`; it gets the states of FROM
+    /// CHECKPOINT is one that the program has saved right after `prepare`. Its states are replaced by those of FROM
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "layout")]
     like: Option<PathBuf>,
 
-    /// States that may come from --like where FROM has none
+    /// States that may come from --like if FROM has none
     ///
-    /// Several with commas between: model, optimizer, scheduler, scaler, loader (the position in the data),
-    /// random (the states of generators), custom, files. Without it, a state that FROM lacks is an error
+    /// Comma-separated: model, optimizer, scheduler, scaler, loader (the position in the data), random (the states of
+    /// random generators), custom, files. Without this option, a state that FROM lacks is an error
     #[arg(long, value_name = "KIND", value_delimiter = ',', requires = "like")]
     #[arg(value_parser = state_kinds(), hide_possible_values = true)]
     keep_state: Vec<StateKind>,
 
     /// Processes of the Accelerate run that loads TO
     ///
-    /// Accelerate steps a scheduler once for each. By default as many as the checkpoint has ranks
+    /// Accelerate steps a scheduler once per process. Defaults to the number of ranks of the checkpoint
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(conflicts_with = "like")]
     num_processes: Option<u32>,
@@ -110,37 +108,39 @@ pub(crate) struct ConvertArgs {
     #[arg(long, conflicts_with = "like")]
     split_batches: bool,
 
-    /// State dictionary of FROM, where it has several
+    /// State dictionary of FROM, if it has several
     ///
-    /// Keys of nested dictionaries with dots between them (model_ema, model.state_dict); of a checkpoint, the
-    /// name of the model. By default the only one
+    /// Keys of nested dictionaries are separated by dots (model_ema, model.state_dict). For a checkpoint, the name of
+    /// the model. Defaults to the only one
     #[arg(long, value_name = "KEY", conflicts_with = "like")]
     key: Option<String>,
 
-    /// Take this off all names
+    /// Prefix to remove from all names
     ///
-    /// Tensors whose names do not begin with it are left out. By default `module.` and `_orig_mod.` are taken off, where all names have them
+    /// Tensors whose names do not begin with it are left out. By default `module.` and `_orig_mod.` are removed, if all
+    /// names have them
     #[arg(long, value_name = "PREFIX", conflicts_with = "like")]
     prefix: Option<String>,
 
     /// Type of floats
     ///
-    /// Other tensors stay as they are. By default each has its own type
+    /// Other tensors are not converted. By default each tensor keeps its type
     #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "like")]
     dtype: Option<Float>,
 
     /// Store the weights of linear layers in 8 or 4 bits
     ///
     /// int8, int4, int4:GROUP (input features with one scale; 128 by default) or fp8. TO is a folder with
-    /// model.safetensors and the files beside FROM's weights, which `from_pretrained` reads as it is. Embeddings, norms
-    /// and the head stay as they are
+    /// model.safetensors and the files beside FROM's weights, which `from_pretrained` reads unchanged. Embeddings,
+    /// norms and the head are not quantised
     #[arg(long, value_name = "FORMAT", value_parser = quantized_format)]
     #[arg(conflicts_with_all = ["layout", "like", "num_processes", "split_batches", "key", "prefix", "dtype"])]
     weights: Option<QuantizedFormat>,
 
     /// Choose scales by the squared error
     ///
-    /// Of smaller ranges, too, the one with the least error is taken. By default the range is that of the largest values
+    /// Also tries smaller ranges, and takes the one with the least error. By default the range is that of the largest
+    /// values
     #[arg(long, requires = "weights")]
     calibrated: bool,
 
@@ -150,7 +150,7 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "LAYER", requires = "weights")]
     also: Vec<String>,
 
-    /// Leave these layers as they are
+    /// Do not quantise these layers
     ///
     /// A layer's whole name, in which * stands for any characters; may be given several times
     #[arg(long, value_name = "LAYER", requires = "weights")]

@@ -21,12 +21,11 @@ use crate::secrets::shown;
 mod ask;
 pub(crate) mod show;
 
-/// Make a settings file by answering questions
+/// Create a settings file from the answers to some questions
 ///
-/// The answers become the settings that `brigade launch` uses where no flag and no variable says
-/// otherwise: the user's own, in $XDG_CONFIG_HOME/brigade/config.toml or ~/.config/brigade/config.toml,
-/// unless --config names another file. Where there is no such file, `brigade launch` reads the one
-/// that `accelerate config` wrote.
+/// `brigade launch` uses these settings unless a flag or a variable overrides them. The file is
+/// $XDG_CONFIG_HOME/brigade/config.toml or ~/.config/brigade/config.toml, unless --config names another one. If it does
+/// not exist, `brigade launch` reads the file that `accelerate config` wrote.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 pub(crate) struct ConfigArgs {
@@ -36,14 +35,14 @@ pub(crate) struct ConfigArgs {
     #[command(flatten)]
     file: FileArgs,
 
-    /// Write over a file that is there
+    /// Overwrite an existing file
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Write settings that suit this machine, without a question
+    /// Write settings for this machine, without questions
     Default {
         #[command(flatten)]
         file: FileArgs,
@@ -52,11 +51,11 @@ enum ConfigCommand {
         #[arg(long, alias = "mixed_precision", value_name = "TYPE", default_value = "no")]
         mixed_precision: PrecisionArg,
 
-        /// Write over a file that is there
+        /// Overwrite an existing file
         #[arg(long)]
         force: bool,
     },
-    /// Show every setting, its value, and where that comes from
+    /// Show every setting with its value and source
     Show {
         #[command(flatten)]
         file: FileArgs,
@@ -67,8 +66,8 @@ enum ConfigCommand {
     },
     /// Print the value of a setting: a flag's name, or env.NAME
     ///
-    /// The value that `brigade launch` would use: of a variable, else of the settings file, else the
-    /// default. Exits with 1 where there is none.
+    /// Prints the value that `brigade launch` would use: that of the variable, else of the settings file, else the
+    /// default. Exits with 1 if there is none.
     Get {
         /// The setting: `nproc`, `env.NCCL_DEBUG`
         name: String,
@@ -78,27 +77,27 @@ enum ConfigCommand {
     },
     /// Write the value of a setting into the settings file
     ///
-    /// The rest of the file stays as it is. Without a settings file, one is made.
+    /// The rest of the file is unchanged. A missing file is created.
     Set {
         /// The setting: `nproc`, `env.NCCL_DEBUG`
         name: String,
 
-        /// Its value, as the flag of `brigade launch` takes it; true or false for a switch
+        /// Value in the form of the flag of `brigade launch`; true or false for a switch
         #[arg(allow_hyphen_values = true)]
         value: String,
 
         #[command(flatten)]
         file: FileArgs,
     },
-    /// Rewrite an old settings file, or one of Accelerate's, as a current one
+    /// Convert an old settings file, or one of Accelerate, to the current format
     ///
-    /// The old file is kept with .bak after its name; a file of Accelerate's stays, with the new one
+    /// The old file is kept with .bak appended to its name. A file of Accelerate is not changed; the new one is written
     /// beside it.
     Update {
         #[command(flatten)]
         file: FileArgs,
 
-        /// Write over a file that is there
+        /// Overwrite an existing file
         #[arg(long)]
         force: bool,
     },
@@ -106,7 +105,7 @@ enum ConfigCommand {
 
 #[derive(Debug, Args)]
 struct FileArgs {
-    /// The settings file, instead of the user's own
+    /// Settings file, in place of the user's own
     #[arg(long, value_name = "FILE", aliases = ["config-file", "config_file"])]
     config: Option<PathBuf>,
 }

@@ -50,10 +50,9 @@ pub(crate) fn run(question: &Data, mut out: impl Write) -> anyhow::Result<()> {
 struct SourceArgs {
     /// Folder, pack, tar shards (`{00..09}.tar`) or tables (`.parquet`)
     ///
-    /// A folder has a folder for each class, or `train` and `valid` (`val`, `validation`, `test`)
-    /// with a folder for each class; one with tables or shards and no folders stands for these. Shards
-    /// may be compressed (`.tar.gz`). The images of tables are copied into the temporary folder
-    /// (`TMPDIR`) until the command ends.
+    /// A folder contains one folder per class, or `train` and `valid` (or `val`, `validation`, `test`) with one folder
+    /// per class each, or only tables or shards. Shards may be compressed (`.tar.gz`). The images of tables are copied
+    /// into the temporary folder (`TMPDIR`) until the command ends.
     #[arg(value_name = "FOLDER|FILE")]
     images: String,
 
@@ -63,14 +62,14 @@ struct SourceArgs {
 
     /// Images: a member of shards (`input.jpg`) or a column [default: image]
     ///
-    /// Without it, the member of each sample of tar shards that ends as images do.
+    /// By default, in tar shards, the member of each sample with the extension of an image.
     #[arg(long, value_name = "NAME")]
     image_from: Option<String>,
 
     /// Classes: a member (`txt`, `json:FIELD`) or a column [default: label]
     ///
-    /// The default of tar shards is the member `cls`. Members that `webdataset` decodes as numbers (cls,
-    /// cls2, class, count, index, inx, id) are numbers of classes, others their names.
+    /// Defaults to the member `cls` for tar shards. Members that `webdataset` decodes as numbers (cls, cls2, class,
+    /// count, index, inx, id) contain class numbers, others contain names.
     #[arg(long, value_name = "NAME")]
     label_from: Option<String>,
 }

@@ -29,10 +29,10 @@ use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 
 /// Estimate the memory of a training run
 ///
-/// Weights, gradients and optimizer states are exact; activations, which the model's code decides,
-/// are an estimate from its shape. Without sharding every rank holds all of it: ranks share the work,
-/// not the memory. With --inference the answer is what generating text needs. With --nproc the answer has every strategy of sharding, and with --tensor, --context and
-/// --pipeline what ranks have that divide layers, sequences and stages.
+/// The sizes of weights, gradients and optimizer states are exact. Activations depend on the model's code, and are
+/// estimated from its shape. Without sharding every rank holds the whole model. With --inference the command estimates
+/// text generation instead, with --nproc every sharding strategy, and with --tensor, --context and --pipeline ranks
+/// that divide layers, sequences and stages.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct EstimateArgs {
@@ -44,21 +44,21 @@ pub(crate) struct EstimateArgs {
     #[arg(value_name = "MODEL|FILE")]
     model: String,
 
-    /// State dictionary of a file of torch.save, where it has several
+    /// State dictionary of a file of torch.save, if it has several
     ///
-    /// Keys of nested dictionaries with dots between them (model_ema, model.state_dict)
+    /// Keys of nested dictionaries are separated by dots (model_ema, model.state_dict)
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 
-    /// Samples of one rank in a step
+    /// Number of samples per rank and step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
     batch_size: u64,
 
-    /// Tokens in a sample
+    /// Number of tokens per sample
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = positive)]
     seq_len: u64,
 
-    /// Pixels a side of an image [default: the known model's own]
+    /// Pixels per side of an image [default: that of the model]
     #[arg(long, value_name = "N", value_parser = positive)]
     image_size: Option<u64>,
 
@@ -66,11 +66,11 @@ pub(crate) struct EstimateArgs {
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     optimizer: OptimizerArg,
 
-    /// Attention by a fused kernel, which keeps no matrix of scores
+    /// Attention uses a fused kernel, which keeps no matrix of scores
     #[arg(long)]
     fused_attention: bool,
 
-    /// Show every strategy of sharding, for these numbers of ranks
+    /// Show every sharding strategy, for these numbers of ranks
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = ranks)]
     nproc: Vec<usize>,
 

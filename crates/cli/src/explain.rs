@@ -27,11 +27,11 @@ pub(crate) enum Explain {
     Schedule(Box<schedule::ScheduleArgs>),
     /// Show how ranks divide a model, and the messages of a step
     Sharding(sharding::ShardingArgs),
-    /// Show where ranks are on the axes of parallelism, and their groups
+    /// Show the ranks' positions on the axes of parallelism, and their groups
     Mesh(mesh::MeshArgs),
-    /// Show what the ranks of a pipeline do in which order
+    /// Show the order of actions on the ranks of a pipeline
     Pipeline(pipeline::PipelineArgs),
-    /// Show which layers of a model are on which GPU, in memory and on disk
+    /// Show which layers of a model are on which GPU, in host memory and on disk
     DeviceMap(device_map::DeviceMapArgs),
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct ShardsArgs {
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     samples: usize,
 
-    /// Samples in a batch: of one rank, or of all together with --split-batches
+    /// Batch size: of one rank, or of all ranks together with --split-batches
     #[arg(long, value_name = "N", value_parser = rows, allow_negative_numbers = true)]
     batch_size: usize,
 
@@ -50,9 +50,9 @@ pub(crate) struct ShardsArgs {
     #[arg(long, value_name = "N", value_parser = ranks, allow_negative_numbers = true)]
     nproc: usize,
 
-    /// Drop what does not make a full batch on every rank
+    /// Drop samples that do not fill a batch on every rank
     ///
-    /// With the rules of torch: what does not divide by the ranks, as its sampler's own drop_last
+    /// With torch's rules, drops the remainder of samples by ranks, as the sampler's drop_last
     #[arg(long)]
     drop_last: bool,
 
@@ -60,7 +60,7 @@ pub(crate) struct ShardsArgs {
     #[arg(long)]
     split_batches: bool,
 
-    /// Let the last batches be smaller, or missing, instead of repeating samples
+    /// Allow smaller or missing last batches, instead of repeating samples
     #[arg(long)]
     no_even_batches: bool,
 
@@ -72,7 +72,7 @@ pub(crate) struct ShardsArgs {
     #[arg(long)]
     json: bool,
 
-    /// Leave no round and no rank out of the table
+    /// Show all rounds and ranks
     #[arg(long, conflicts_with = "json")]
     all: bool,
 }

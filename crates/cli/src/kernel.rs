@@ -12,10 +12,10 @@ use brigade_libtorch_setup::{Cache, Project};
 use clap::{Args, Subcommand};
 use rustix::io::FdFlags;
 
-/// Rust in Jupyter notebooks
+/// Run Rust in Jupyter notebooks
 ///
-/// The kernel is evcxr (cargo install --locked evcxr_jupyter), with the variables by which cells are
-/// compiled and linked with libtorch, and with a folder for what cells are compiled with.
+/// The kernel is evcxr (cargo install --locked evcxr_jupyter), with the variables that compile and link cells with
+/// libtorch, and with a folder for compiled dependencies.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kernel {
     Install(InstallArgs),
@@ -26,17 +26,16 @@ pub(crate) enum Kernel {
 
 /// Register the kernel "Rust (Brigade)" with Jupyter
 ///
-/// Its cells use the libtorch of the Cargo project here (`brigade setup`). What they depend on is
-/// compiled once, in a folder below ~/.cache/brigade/notebooks (XDG_CACHE_HOME) for each kernel that runs
-/// at a time.
+/// Cells use the libtorch of the Cargo project in this folder (`brigade setup`). Dependencies are compiled once for
+/// each kernel that runs at the same time, into a folder below ~/.cache/brigade/notebooks (XDG_CACHE_HOME).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InstallArgs {
-    /// Jupyter's environment, for its notebooks alone [default: all of this user's]
+    /// Register for this environment of Jupyter only [default: for this user]
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
 
-    /// The program evcxr_jupyter [default: where PATH or cargo has it]
+    /// Path of evcxr_jupyter [default: found in PATH or in cargo's folder]
     #[arg(long, value_name = "FILE")]
     evcxr: Option<PathBuf>,
 }

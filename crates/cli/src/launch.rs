@@ -37,20 +37,20 @@ mod sharding;
 /// LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Brigade programs and PyTorch scripts read them without
 /// further arguments. Without PROGRAM, the binary of the Cargo project in this folder is built and run.
 ///
-/// Every line of output is prefixed with its rank. When a rank fails, the others are stopped, its
-/// last lines are shown, and its exit code becomes the launcher's. Nothing is left running, even
-/// when the launcher itself is killed. The ranks' standard input is empty, except that a job of one
-/// rank on a terminal has that terminal (--raw).
+/// Every line of output is prefixed with its rank. When a rank fails, the others are stopped, the last lines of the
+/// failed rank are shown, and its exit code becomes the launcher's. Nothing is left running, even when the launcher
+/// itself is killed. The ranks' standard input is empty, except that a job of one rank on a terminal has that terminal
+/// (--raw).
 ///
-/// A setting is taken from its flag, else from its variable (--max-restarts is BRIGADE_MAX_RESTARTS),
-/// else from the settings file, else it has its default. Flags of torchrun and `accelerate launch`
-/// are accepted under their own names, with hyphens or underscores.
+/// A setting is taken from its flag, else from its variable (BRIGADE_MAX_RESTARTS for --max-restarts), else from the
+/// settings file; otherwise it has its default. Flags of torchrun and `accelerate launch` are accepted under their own
+/// names, with hyphens or underscores.
 ///
 /// `brigade emit` takes the same options and prints a job file for Slurm or Kubernetes.
 #[derive(Debug, Args)]
 #[command(override_usage = USAGE, after_help = EXAMPLES, after_long_help = LONG_EXAMPLES)]
 pub(crate) struct LaunchArgs {
-    /// Print what would be started and where each value is from
+    /// Print the ranks that would be started, and the source of each value
     #[arg(long)]
     explain: bool,
 
@@ -65,9 +65,9 @@ pub(crate) struct LaunchArgs {
 // No doc comment: as a flattened one it would become the help's first paragraph.
 #[derive(Debug, Args)]
 pub(crate) struct JobArgs {
-    /// Settings file, instead of the user's own
+    /// Settings file, in place of the user's own
     ///
-    /// A file of Accelerate's ends in .yaml or .json
+    /// A name that ends in .yaml or .json is a file of Accelerate
     #[arg(long, value_name = "FILE", aliases = ["config-file", "config_file"])]
     config: Option<PathBuf>,
 
@@ -79,8 +79,8 @@ pub(crate) struct JobArgs {
 
     /// Set a variable for every rank
     ///
-    /// Every user of this machine can read the value while the command runs (`ps`): for a token, export
-    /// the variable, and with --hosts give its name to --env-pass
+    /// Every user of this machine can read the value while the command runs (`ps`). For a token, export the variable
+    /// instead, and with --hosts pass its name to --env-pass
     #[arg(long, value_name = "NAME=VALUE", help_heading = "What to run", hide_short_help = true)]
     #[arg(value_parser = variable)]
     env: Vec<(String, String)>,

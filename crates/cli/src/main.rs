@@ -69,14 +69,14 @@ enum Command {
     NotebookAgent(Box<notebook::AgentArgs>),
     #[command(hide = true)]
     NotebookRank(notebook::RankArgs),
-    /// Show what a run would do, without one
+    /// Show what a run would do, without starting it
     #[command(subcommand)]
     Explain(explain::Explain),
     Estimate(estimate::EstimateArgs),
-    /// Look into checkpoints and weights files, check and convert them
+    /// Inspect, verify and convert checkpoints and weights files
     #[command(subcommand)]
     Checkpoint(checkpoint::Checkpoint),
-    /// Look at folders of images, and pack them into one file
+    /// Show, measure and pack sets of images
     #[command(subcommand)]
     Data(data::Data),
     #[command(subcommand)]

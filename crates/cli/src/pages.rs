@@ -22,7 +22,7 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = MAN)]
 pub(crate) struct ManArgs {
-    /// The page of one command: `launch`, `explain shards`
+    /// Command of the page: `launch`, `explain shards`
     #[arg(value_name = "COMMAND", conflicts_with = "out_dir")]
     command: Vec<String>,
 

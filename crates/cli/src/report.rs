@@ -22,14 +22,14 @@ use record::Record;
 
 /// Write a run's curves, epochs, tables and settings as one page of HTML
 ///
-/// Reads the JSON lines that a run logs (`runs/PROJECT.jsonl`), whether it still runs or has ended. The page
-/// holds all that it shows, pictures too: it can be sent by mail and opened without a network.
+/// Reads the JSON lines of a run (`runs/PROJECT.jsonl`), which may still be running. The page is self-contained,
+/// including pictures: it can be sent by mail and opened without a network.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArgs {
     /// File of a run, or folder of runs
     ///
-    /// Of a folder the run that was written last is taken.
+    /// For a folder, the run that was written last.
     #[arg(value_name = "FILE|FOLDER", default_value = "runs")]
     run: PathBuf,
 
@@ -37,15 +37,15 @@ pub(crate) struct ReportArgs {
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Value that says which epoch is the best
+    /// Value that determines the best epoch
     ///
-    /// Without it valid_loss, another loss that is not the training's, or the first metric.
+    /// Defaults to valid_loss, else another loss except the training loss, else the first metric.
     #[arg(long, value_name = "NAME")]
     monitor: Option<String>,
 
-    /// Whether less or more of it is better
+    /// Better direction: lower or higher
     ///
-    /// Without it less is better of a value whose name contains "loss" or "err".
+    /// Defaults to min for a value whose name contains "loss" or "err", else to max.
     #[arg(long)]
     mode: Option<Mode>,
 }

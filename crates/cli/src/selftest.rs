@@ -21,9 +21,9 @@ use crate::usage;
 /// on many: every collective, a training step, metrics, weights and a checkpoint. Each result is
 /// compared with the expected one.
 ///
-/// The program links libtorch, so it is built with cargo at the first test, into ~/.cache/brigade
-/// (XDG_CACHE_HOME), which takes some minutes: for the libtorch that `brigade setup` has given the Cargo
-/// project here, else for the one that it would fetch.
+/// The program links libtorch. The first test builds it with cargo into ~/.cache/brigade (XDG_CACHE_HOME), which takes
+/// some minutes: with the libtorch that `brigade setup` has set for the Cargo project in this folder, else with the one
+/// that it would fetch.
 #[derive(Debug, Args)]
 #[command(override_usage = USAGE, after_help = EXAMPLES)]
 pub(crate) struct TestArgs {
@@ -35,7 +35,7 @@ pub(crate) struct TestArgs {
     #[command(flatten)]
     libtorch: SourceArgs,
 
-    /// Checkout of Brigade to build it from [default: this one's, or crates.io]
+    /// Checkout of Brigade to build from [default: this one's, or crates.io]
     #[arg(long, value_name = "DIR")]
     brigade: Option<PathBuf>,
 

@@ -10,22 +10,21 @@ use clap::Args;
 
 /// Find or fetch libtorch for the Cargo project here
 ///
-/// Afterwards plain cargo commands build the project with nothing exported, and what they build
-/// finds libtorch when it starts. A libtorch that is fetched lies in ~/.cache/brigade (XDG_CACHE_HOME),
-/// once for all projects: 540 MB to download, by pip from the index that it uses, verified by
-/// checksum. .cargo/libtorch.toml names it for this project; .cargo/config.toml includes that file, and
-/// git ignores it, since it is true of this machine only.
+/// Afterwards plain cargo commands build the project without environment variables, and its programs find libtorch when
+/// they start. A fetched libtorch is stored once for all projects in ~/.cache/brigade (XDG_CACHE_HOME): pip downloads
+/// 540 MB from its package index, and the checksum is verified. .cargo/libtorch.toml contains its path;
+/// .cargo/config.toml includes that file, and git ignores it, since the path is valid on this machine only.
 ///
-/// LIBTORCH=DIR or LIBTORCH_USE_PYTORCH=1 in the environment count like --libtorch and --pytorch.
+/// LIBTORCH=DIR and LIBTORCH_USE_PYTORCH=1 in the environment have the same effect as --libtorch and --pytorch.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SetupArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Undo it: remove libtorch from the project's cargo configuration
+    /// Remove libtorch from the project's cargo configuration
     ///
-    /// The cache stays, for other projects
+    /// The cache is kept for other projects
     #[arg(long, conflicts_with_all = ["cuda", "libtorch", "pytorch"])]
     remove: bool,
 }

@@ -23,30 +23,30 @@ use feed::{Feed, Input, RunFile};
 
 /// Follow a run on the terminal: curves, rates, memory, epochs
 ///
-/// Reads the JSON lines that a run logs (`runs/PROJECT.jsonl`), and shows them on the terminal, with curves.
-/// The run is not touched: watch it from another terminal or, where the folder is shared or over ssh, from another
-/// host. `?` lists the keys.
+/// Reads the JSON lines of a run (`runs/PROJECT.jsonl`), and shows them on the terminal, with curves. The command does
+/// not affect the run: use it from another terminal, or from another host over ssh or through a shared folder. `?`
+/// lists the keys.
 ///
-/// Without a terminal it prints plain lines: epochs, or values where there are none, and changes of the
-/// run's state. It ends with the run then, with 1 where the run failed.
+/// Without a terminal it prints plain lines: epochs, or values if there are none, and changes of the run's state. It
+/// then exits when the run ends, with 1 if the run failed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WatchArgs {
     /// File of a run, folder of runs, or - for the standard input
     ///
-    /// Of a folder the run that was written last is shown; `[` and `]` go to the others.
+    /// For a folder, shows the run that was written last; `[` and `]` switch to the others.
     #[arg(value_name = "FILE|FOLDER|-", default_value = "runs")]
     run_path: PathBuf,
 
-    /// Show the run of this name in the folder
+    /// Show the run with this name in the folder
     #[arg(long, value_name = "NAME")]
     run: Option<String>,
 
-    /// Wait for a run that has not begun
+    /// Wait for a run that has not started
     #[arg(long)]
     wait: bool,
 
-    /// Print the run as it is now, and end
+    /// Print the current state of the run, and exit
     #[arg(long, conflicts_with = "wait")]
     once: bool,
 }

@@ -113,31 +113,32 @@ mod tests {
 
         # The ranks of each host.
         [ranks]
-        # Ranks per host: a number, gpu, cpu or auto [default: one per GPU, else 1]. gpu is one for each
-        # GPU, cpu one for each core, auto one for each GPU where there are any, else for each core
+        # Ranks per host: a number, gpu, cpu or auto [default: one per GPU, else 1]. gpu starts one rank
+        # per GPU, cpu one per core, auto one per GPU if there are GPUs, else one per core
         nproc = "gpu"
 
-        # More hosts than one: give `hosts` or `hostfile` to start them all from here, or the rest to
-        # run one command on each.
+        # Several hosts: set `hosts` or `hostfile` to start all of them from here, or the other settings
+        # to run one command on each.
         [hosts]
         # Hosts to start over ssh, with their numbers of ranks
         hosts = ["a:2", "b"]
-        # Number of hosts, or MIN:MAX for an elastic job. In an elastic job hosts may join and leave, or
-        # be lost, while MIN of them are left
+        # Number of hosts, or MIN:MAX for an elastic job. Hosts of an elastic job may join, leave or be
+        # lost, as long as MIN of them remain
         nnodes = "1:4"
 
-        # How hosts find each other where they may join and leave.
+        # Rendezvous of hosts that may join and leave.
         [rendezvous]
-        # More of the rendezvous, as in join_timeout=600. For etcd protocol=https, cacert=FILE,
-        # cert=FILE, key=FILE, user=NAME and password-file=FILE (or BRIGADE_ETCD_PASSWORD)
+        # More options of the rendezvous, such as join_timeout=600. For etcd: protocol=https,
+        # cacert=FILE, cert=FILE, key=FILE, user=NAME and password-file=FILE (or the variable
+        # BRIGADE_ETCD_PASSWORD)
         rdzv-conf = "join_timeout=60"
 
-        # What happens when a rank fails.
+        # Behaviour when a rank fails.
         [failure]
         # Time between SIGTERM and SIGKILL when ranks are stopped
         shutdown-timeout = 2.5
 
-        # What is shown, and what is written to files.
+        # Output on the terminal and in files.
         [output]
         # Print only what the ranks print, unless the job fails
         quiet = true

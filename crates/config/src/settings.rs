@@ -219,14 +219,13 @@ settings! {
     ["ranks"] {
         /// Ranks per host: a number, gpu, cpu or auto [default: one per GPU, else 1]
         ///
-        /// gpu is one for each GPU, cpu one for each core, auto one for each GPU where there
-        /// are any, else for each core
+        /// gpu starts one rank per GPU, cpu one per core, auto one per GPU if there are GPUs, else one per core
         nproc: NprocSpec = "nproc" "N"
             env "PET_NPROC_PER_NODE" also "nproc-per-node" "num-gpus";
         /// Train on the CPU even if there are GPUs
         cpu: bool = "cpu" "BOOL"
             default "false" env "ACCELERATE_USE_CPU";
-        /// GPUs that the ranks use, as in 0,2; or all
+        /// GPUs that the ranks use: 0,2 or all
         devices: DeviceList = "devices" "LIST"
             also "gpu-ids";
         /// Give each rank one GPU and LOCAL_RANK=0
@@ -234,15 +233,15 @@ settings! {
             default "false" env "PET_VIRTUAL_LOCAL_RANK";
         /// OMP_NUM_THREADS of each rank [default: cores per rank]
         ///
-        /// By default what the environment says counts, else the cores divided by the ranks, or
-        /// those that bind gives the rank
+        /// By default the value in the environment, else the number of cores divided by the number of ranks, or the
+        /// number of cores to which bind binds the rank
         threads_per_rank: usize = "threads-per-rank" "N"
             also "num-cpu-threads-per-process";
         /// Cores of each rank: none, cores, numa, socket or core-complex
         ///
-        /// none binds no rank; cores: its share of its NUMA node's cores; numa: its NUMA node;
-        /// core-complex: one last-level cache. A rank's node is its GPU's; ranks without one
-        /// are spread out
+        /// none: ranks are not bound; cores: an equal share of the cores of the rank's NUMA node; numa: all cores of
+        /// that node; socket: all cores of its socket; core-complex: the cores of one last-level cache. A rank's NUMA
+        /// node is that of its GPU; ranks without a GPU are spread over the nodes
         bind: BindMode = "bind" "MODE"
             default "none" also "numa-binding";
         /// Role of these ranks, in ROLE_NAME
@@ -250,8 +249,8 @@ settings! {
             default "default" env "PET_ROLE";
     }
 
-    /// More hosts than one: give `hosts` or `hostfile` to start them all from here, or the rest to
-    /// run one command on each.
+    /// Several hosts: set `hosts` or `hostfile` to start all of them from here, or the other settings to run one
+    /// command on each.
     ["hosts"] {
         /// Hosts to start over ssh, with their numbers of ranks
         hosts: HostList = "hosts" "HOST[:N],..";
@@ -260,13 +259,12 @@ settings! {
             also "mpirun-hostfile" "deepspeed-hostfile";
         /// Use only these hosts and slots of the list
         ///
-        /// Written as DeepSpeed does: worker-0@worker-1:0,2 is all of worker-0 and GPUs 0 and 2
-        /// of worker-1
+        /// In DeepSpeed's notation: worker-0@worker-1:0,2 selects all of worker-0, and GPUs 0 and 2 of worker-1
         include: String = "include" "HOST[:N,..][@..]"
             also "deepspeed-inclusion-filter";
-        /// Use all of the list but these hosts and slots
+        /// Use all of the list except these hosts and slots
         ///
-        /// Written as for include
+        /// In the same notation as include
         exclude: String = "exclude" "HOST[:N,..][@..]"
             also "deepspeed-exclusion-filter";
         /// ssh client for the hosts, and its options
@@ -276,21 +274,20 @@ settings! {
         workdir: PathBuf = "workdir" "DIR";
         /// Copy brigade and the program to hosts that lack them
         ///
-        /// Copied are brigade, the program and its libtorch; or a Python script and the modules
-        /// and packages beside it; or the package of -m below the working folder
+        /// Copies brigade, and the program with its libtorch, a Python script with the modules and packages beside it,
+        /// or the package of -m below the working folder
         sync: bool = "sync" "BOOL"
             default "false";
-        /// Seconds to connect to a host and log in
+        /// Time limit to connect to a host and log in
         connect_timeout: Duration = "connect-timeout" "SECONDS"
             default "10";
-        /// Variables of this environment to hand on to the hosts
+        /// Variables of this environment to pass to the hosts
         ///
-        /// Names, or prefixes as PREFIX_*. NCCL_*, OMP_*, TORCH_*, PYTHON* and the like are
-        /// handed on anyway
+        /// Names, or prefixes such as PREFIX_*. NCCL_*, OMP_*, TORCH_*, PYTHON* and similar variables are always passed
         env_pass: List = "env-pass" "NAME,..";
         /// Number of hosts, or MIN:MAX for an elastic job
         ///
-        /// In an elastic job hosts may join and leave, or be lost, while MIN of them are left
+        /// Hosts of an elastic job may join, leave or be lost, as long as MIN of them remain
         nnodes: NodeRange = "nnodes" "N|MIN:MAX"
             default "1" env "PET_NNODES" also "num-machines";
         /// Number of this host, from 0
@@ -303,8 +300,8 @@ settings! {
             env "PET_MASTER_ADDR" also "main-process-ip";
         /// Port on host 0 where the launchers meet [default: 29500]
         ///
-        /// On one host it is MASTER_PORT of the ranks, and the variable MASTER_PORT says the same
-        /// [default: a free port for each attempt]
+        /// On a single host it is the ranks' MASTER_PORT, and can also be set by the variable MASTER_PORT [default: a
+        /// free port for each attempt]
         master_port: u16 = "master-port" "PORT"
             env "PET_MASTER_PORT" also "main-process-port";
         /// Address of this host, for the others
@@ -312,40 +309,38 @@ settings! {
             env "PET_LOCAL_ADDR";
         /// MASTER_PORT of the ranks, on host 0, or FIRST-LAST
         ///
-        /// A firewall between the hosts has to let it through [default: a free port for each
-        /// attempt]
+        /// A firewall between the hosts must allow it [default: a free port for each attempt]
         store_port: PortRange = "store-port" "PORT";
     }
 
-    /// How hosts find each other where they may join and leave.
+    /// Rendezvous of hosts that may join and leave.
     ["rendezvous"] {
         /// Rendezvous: builtin (or c10d), static or etcd
         ///
-        /// With builtin and static the job ends with the host that serves at the endpoint; with
-        /// etcd it outlives any host
+        /// With builtin and static, the job ends if the host at the endpoint is lost; with etcd it survives the loss of
+        /// any host
         rdzv_backend: Backend = "rdzv-backend" "BACKEND"
             env "PET_RDZV_BACKEND";
-        /// Where hosts meet, the same on all [default port: 29400]
+        /// Address where hosts meet, the same on all [default port: 29400]
         rdzv_endpoint: String = "rdzv-endpoint" "HOST:PORT"
             env "PET_RDZV_ENDPOINT";
-        /// Name of the job: hosts that give the same one belong together
+        /// Name of the job, the same on all of its hosts
         rdzv_id: String = "rdzv-id" "NAME"
             env "PET_RDZV_ID";
-        /// More of the rendezvous, as in join_timeout=600
+        /// More options of the rendezvous, such as join_timeout=600
         ///
-        /// For etcd protocol=https, cacert=FILE, cert=FILE, key=FILE, user=NAME and
-        /// password-file=FILE (or BRIGADE_ETCD_PASSWORD)
+        /// For etcd: protocol=https, cacert=FILE, cert=FILE, key=FILE, user=NAME and password-file=FILE (or the
+        /// variable BRIGADE_ETCD_PASSWORD)
         rdzv_conf: Pairs = "rdzv-conf" "KEY=VALUE,.."
             env "PET_RDZV_CONF";
-        /// File with the secret that hosts prove to know
+        /// File with the secret that authenticates hosts
         ///
-        /// Only its owner may be able to read it. BRIGADE_RDZV_SECRET may hold the secret
-        /// instead (`openssl rand -hex 32` makes one). The connections between the launchers
-        /// are encrypted with it
+        /// Must be readable by its owner only. The variable BRIGADE_RDZV_SECRET can contain the secret instead
+        /// (`openssl rand -hex 32` makes one). It also encrypts the connections between the launchers
         rdzv_secret_file: PathBuf = "rdzv-secret-file" "FILE";
     }
 
-    /// What happens when a rank fails.
+    /// Behaviour when a rank fails.
     ["failure"] {
         /// Restarts of the job after a failure
         max_restarts: u32 = "max-restarts" "N"
@@ -353,19 +348,19 @@ settings! {
         /// Time between SIGTERM and SIGKILL when ranks are stopped
         shutdown_timeout: Duration = "shutdown-timeout" "SECONDS"
             default "30" env "PET_SHUTDOWN_TIMEOUT" "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
-        /// Silence after which a host is lost
+        /// Time without a sign of life after which a host is lost
         ///
-        /// Until then its ranks run on, and a connection that broke is made again. At least 1
+        /// Until then its ranks continue, and its launcher reconnects. At least 1
         heartbeat_timeout: Duration = "heartbeat-timeout" "SECONDS"
             default "30";
     }
 
-    /// What is shown, and what is written to files.
+    /// Output on the terminal and in files.
     ["output"] {
         /// Folder for log files, which keep each rank's output
         ///
-        /// Under a folder of the job in this one: attempt_N/LOCAL_RANK/stdout.log and
-        /// stderr.log. Without tee and redirects, all output goes to the terminal, too
+        /// Each job has its own subfolder, with files attempt_N/LOCAL_RANK/stdout.log and stderr.log. Without tee and
+        /// redirects, all output is also shown on the terminal
         log_dir: PathBuf = "log-dir" "DIR"
             env "PET_LOG_DIR";
         /// Streams for log files and the terminal: 0 to 3
@@ -373,12 +368,12 @@ settings! {
         /// 0 is none, 1 stdout, 2 stderr, 3 both; or per local rank: 0:3,12:1
         tee: StreamModes = "tee" "MODES"
             env "PET_TEE";
-        /// Streams for log files and not for the terminal
+        /// Streams for log files only, not the terminal
         ///
         /// 0 is none, 1 stdout, 2 stderr, 3 both; or per local rank: 0:3,12:1
         redirects: StreamModes = "redirects" "MODES"
             env "PET_REDIRECTS";
-        /// Show only these local ranks on the terminal, as in 0,1
+        /// Show only these local ranks on the terminal: 0,1
         local_ranks_filter: LocalRanks = "local-ranks-filter" "RANKS"
             env "PET_LOCAL_RANKS_FILTER";
         /// Collect lines of stdout with one of these words
@@ -393,76 +388,77 @@ settings! {
             env "PET_DUPLICATE_STDERR_FILTERS";
         /// Prefix of each line [default: [${rank}] ]
         ///
-        /// It is made from ${rank}, ${local_rank}, ${host} and others
+        /// May contain ${rank}, ${local_rank}, ${host} and other variables
         prefix: Prefix = "prefix" "TEMPLATE";
         /// Colour each rank's prefix: auto, always or never
         ///
-        /// auto: where the output is a terminal
+        /// auto: if the output is a terminal
         color: Color = "color" "WHEN"
             default "auto";
         /// Append the job's events to this file, as JSON lines
         ///
-        /// Ranks that start and end, causes, restarts; fd:N is an inherited descriptor.
-        /// docs/events.md has the format
+        /// Starts and ends of ranks, failures, restarts. fd:N is an inherited descriptor. docs/events.md describes the
+        /// format
         events: EventsTarget = "events" "FILE|fd:N";
         /// Pass the terminal through to the only rank of this host
         ///
-        /// Progress bars, a debugger and input from the keyboard work as without a launcher
-        /// [default: where the job has one rank and a terminal]
+        /// Progress bars, debuggers and keyboard input work as without a launcher [default: on, if the job has one rank
+        /// and a terminal]
         raw: bool = "raw" "BOOL";
         /// Print only what the ranks print, unless the job fails
         quiet: bool = "quiet" "BOOL"
             default "false";
     }
 
-    /// What the ranks read: Brigade programs, and Python programs that use Accelerate.
+    /// Settings that ranks read: Brigade programs, and Python programs that use Accelerate.
     ["training"] {
         /// Precision of computations: no, fp16 or bf16
         ///
-        /// no is the model's own type; fp8 is for Python programs that use Accelerate
+        /// no computes in the model's own type; fp8 is for Python programs that use Accelerate
         mixed_precision: Precision = "mixed-precision" "TYPE"
             default "no" env "ACCELERATE_MIXED_PRECISION";
         /// Batches whose gradients are added up for one step
         gradient_accumulation_steps: NonZeroUsize = "gradient-accumulation-steps" "N"
             default "1" env "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
-        /// How a Rust program shards its model: none, zero1, zero2, zero3 or hybrid=N
+        /// Sharding of a Rust program's model: none, zero1, zero2, zero3 or hybrid=N
         ///
-        /// hybrid=N shards among N neighbouring ranks. With options it is an object in JSON, or a table
-        /// in a settings file: { strategy = "zero3", reshard_after_forward = "no" }. Settings of FSDP and
-        /// DeepSpeed are read, too
+        /// hybrid=N shards over N neighbouring ranks. With options, the value is a JSON object, or a table in a
+        /// settings file: { strategy = "zero3", reshard_after_forward = "no" }. Settings of FSDP and DeepSpeed are
+        /// read, too
         sharding: ShardingSetting = "sharding" "STRATEGY"
             default "none";
-        /// Ranks that divide each layer of a Rust program's model between them (tensor parallelism)
+        /// Ranks that divide each layer of a Rust program's model (tensor parallelism)
         ///
-        /// Neighbouring ranks, which read the same samples. They divide the number of ranks, and the model's
-        /// attention heads
+        /// These are neighbouring ranks, which read the same samples. The number must divide the number of ranks, and
+        /// that of the model's attention heads
         tensor: NonZeroUsize = "tensor" "N"
             default "1";
         /// Give tensor ranks parts of the sequence between divided layers (sequence parallelism)
         ///
-        /// Normalisations, dropout and residuals are then computed for a part of the sequence, which the tensor ranks
-        /// divide
+        /// Each tensor rank then computes normalisations, dropout and residuals for its part of the sequence only
         sequence_parallel: bool = "sequence-parallel" "BOOL"
             default "false";
-        /// Ranks that have parts of each sequence of a Rust program (context parallelism)
+        /// Ranks that divide each sequence of a Rust program (context parallelism)
         ///
-        /// Neighbouring ranks, which read the same samples. They divide the number of ranks
+        /// These are neighbouring ranks, which read the same samples. The number must divide the number of ranks
         context: NonZeroUsize = "context" "N"
             default "1";
-        /// How attention gets the keys of tokens that other ranks have
+        /// Exchange of keys between context ranks: gather, ring or ulysses
         ///
-        /// gather: all of them at once. ring: from rank to rank, without masks and dropout of scores. ulysses: in
-        /// exchange for heads, which the ranks divide
+        /// gather: every rank gets all keys at once. ring: keys pass from rank to rank; without masks, and without
+        /// dropout of scores. ulysses: ranks exchange their parts of the sequence for heads, which they divide
         context_method: ContextMethod = "context-method" "METHOD"
             default "gather";
-        /// Ranks that have the experts of each mixture of a Rust program between them (expert parallelism)
+        /// Ranks that divide the experts of a Rust program's mixtures (expert parallelism)
         ///
-        /// Neighbouring ranks, which read other samples. They divide the number of ranks, and the experts
+        /// These are neighbouring ranks, which read different samples. The number must divide the number of ranks, and
+        /// that of the experts
         expert: NonZeroUsize = "expert" "N"
             default "1";
-        /// Ranks that have the stages of the model of a Rust program (pipeline parallelism)
+        /// Ranks that divide a Rust program's model into stages (pipeline parallelism)
         ///
-        /// They read the same samples, and lie as far apart as can be. They divide the number of ranks
+        /// These ranks read the same samples, and are as far apart as possible. The number must divide the number of
+        /// ranks
         pipeline: NonZeroUsize = "pipeline" "N"
             default "1";
         /// Backend of torch.compile, for Python programs
@@ -473,7 +469,7 @@ settings! {
         /// default, reduce-overhead or max-autotune
         dynamo_mode: DynamoMode = "dynamo-mode" "MODE"
             default "default" env "ACCELERATE_DYNAMO_MODE";
-        /// Make torch.compile fail where it would break the graph
+        /// Make torch.compile fail instead of breaking the graph
         dynamo_use_fullgraph: bool = "dynamo-use-fullgraph" "BOOL"
             default "false" env "ACCELERATE_DYNAMO_USE_FULLGRAPH";
         /// Let torch.compile trace shapes as variables

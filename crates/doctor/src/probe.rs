@@ -99,7 +99,7 @@ mod tests {
         }
         measure(NONCE, ([127, 0, 0, 1], port).into());
         drop(addresses);
-        // As a program does that insists on the port being free: not even old connections.
+        // Like a program that requires a free port, without even old connections.
         let bind = || {
             use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, socket};
             let flags = SockFlag::SOCK_CLOEXEC;

@@ -108,7 +108,7 @@ struct Agent<'p> {
     open_files: OpenFiles,
     next_attempt: NextAttempt<'p>,
     ranks: Option<Ranks>,
-    /// The terminal that a rank is given, where one is.
+    /// Terminal that is passed to a rank. `None` if none is passed.
     job_control: Option<JobControl>,
     result: Option<Result<Outcome, LaunchError>>,
     /// Set once the agent is to exit: `true` after all output has been written.

@@ -88,8 +88,8 @@ impl GuardSources<'_> {
     }
 }
 
-/// The key file in this folder, made if there is none yet. `None` where other hosts do not see the
-/// folder, or where it cannot be used: a job without --rdzv-secret-file does not fail by it.
+/// Returns the key file in this folder, which is made if it does not exist. `None` if other hosts cannot see the
+/// folder, or if it cannot be used: a job without `--rdzv-secret-file` must not fail because of that.
 fn of_home(folder: &Path, is_shared: impl Fn(&Path) -> bool) -> Option<Guard> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700).create(folder).ok()?;

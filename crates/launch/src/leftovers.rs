@@ -51,7 +51,7 @@ enum Memory {
 }
 
 impl Stat {
-    /// Reads it; `None` if there is no such process.
+    /// Reads the fields. `None` if the process does not exist.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
         Self::parse(&String::from_utf8_lossy(&stat))
@@ -496,7 +496,7 @@ mod tests {
             let mut sleep = Command::new("sleep");
             sleep.arg("1000").env(env::BRIGADE_AGENT, name).spawn().unwrap()
         };
-        // Its parent is this process, which is not a process of the agent, as with a service.
+        // Its parent is this process, which does not belong to the agent, as with a service.
         let mut served = sleep("leftovers-test");
         let mut stranger = sleep("leftovers-test-2");
 
@@ -514,7 +514,7 @@ mod tests {
             other.kill().unwrap();
             other.wait().unwrap();
         }
-        // As long as the agent is the parent of this process, the search is incomplete.
+        // While the agent is the parent of this process, the search is incomplete.
         orphans.agent_pid = adopter;
         assert!(orphans.kill_once().incomplete);
     }

@@ -68,9 +68,9 @@ impl PlacementFacts {
 
 /// Returns every rank's processors and devices. Pure.
 ///
-/// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has a
-/// number. A set of processors that several ranks share is shared out evenly; `quota` is what a
-/// control group leaves to each rank, if that is less.
+/// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has a number. A set of
+/// processors that several ranks share is divided evenly among them; `quota` is the limit that a control group sets per
+/// rank, if that is less.
 pub(crate) fn place(
     options: &PlacementOptions,
     facts: &PlacementFacts,

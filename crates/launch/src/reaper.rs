@@ -80,8 +80,8 @@ pub(crate) fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<
 
 /// Waits for the end of its stdin, a pipe whose other end only the agent holds, and then cleans up.
 ///
-/// The pipe ends while the agent is still on its way out, so that its ranks may come to have another
-/// parent only later: the reaper looks again until nothing was left twice in a row.
+/// The pipe closes while the agent is still exiting, so its ranks may get another parent only later: the reaper
+/// searches until it finds nothing twice in a row.
 fn wait_and_clear_up(agent: String, agent_pid: i32, folder: Option<PathBuf>) {
     // Signals to the agent's process group, or from its terminal, must not reach this process. Fails only for the
     // leader of a group, which they do not reach anyway.

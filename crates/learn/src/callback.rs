@@ -204,7 +204,7 @@ events! {
     after_pred AfterPred,
     /// Called after the loss was computed.
     after_loss AfterLoss,
-    /// Called before the backward pass, in training alone.
+    /// Called before the backward pass, only in training.
     before_backward BeforeBackward,
     /// Called where the backward pass was cancelled.
     after_cancel_backward AfterCancelBackward,
@@ -228,7 +228,7 @@ events! {
     before_validate BeforeValidate,
     /// Called where validation was cancelled.
     after_cancel_validate AfterCancelValidate,
-    /// Called after validation: the epoch's metrics are known to callbacks that come after the recorder (order 50).
+    /// Called after validation: the epoch's metrics are available to callbacks that come after the recorder (order 50).
     after_validate AfterValidate,
     /// Called where the epoch was cancelled.
     after_cancel_epoch AfterCancelEpoch,

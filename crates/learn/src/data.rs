@@ -2,11 +2,11 @@
 //!
 //! A [`DataBlock`] describes the model's input and target ([`images`], [`categories`], …), where items are found
 //! ([`image_files`], [`csv()`], …), how their labels are found ([`parent_name`], [`name_regex`], …), which of them are
-//! to validate with ([`grandparent`], [`random_split`], …) and what is done to images and batches. Its
+//! the validation set ([`grandparent`], [`random_split`], …) and what is done to images and batches. Its
 //! [`loaders`](DataBlock::loaders) are what a Learner takes. [`ImageLoaders`] has the usual combinations.
 //!
-//! Where fastai's ranks may see data of their own, here all see the same: items are sorted, the seed of a random
-//! split is rank 0's, and all that was found is compared before the first step.
+//! In fastai, ranks may have different data. Here all have the same: items are sorted, the seed of a random split is
+//! rank 0's, and the items found by all ranks are compared before the first step.
 
 mod agree;
 mod batch_transforms;

@@ -10,7 +10,7 @@ use crate::error::LearnError;
 use crate::main_process::on_main;
 use crate::recorder::Recorder;
 
-/// The file's name in the checkpoint's folder.
+/// Name of the file in the checkpoint's folder.
 pub(crate) const FILE: &str = "learner.msgpack";
 
 /// State of the Learner itself in a checkpoint.
@@ -21,7 +21,7 @@ pub(crate) struct FitProgress {
     /// Epoch in which the fit continues.
     pub(crate) epoch: usize,
     pub(crate) batch: usize,
-    /// Batches of an epoch on a rank.
+    /// Number of batches of an epoch on a rank.
     pub(crate) batches: usize,
     pub(crate) train_iter: usize,
     pub(crate) progress: f64,
@@ -39,7 +39,7 @@ impl FitProgress {
             found = match std::fs::read(&path) {
                 Ok(bytes) => Some(bytes),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    // Not to be found out at the first save.
+                    // Checked here so that the first save does not fail.
                     if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
                         return Err(LearnError::Format {
                             path: folder.to_owned(),

@@ -14,12 +14,12 @@ use crate::hyper::{GroupHypers, Hyper};
 #[derive(Debug)]
 pub(crate) struct Grouped {
     settings: Arc<dyn OptimizerSettings>,
-    /// The names of each group's parameters.
+    /// Names of the parameters of each group.
     groups: Vec<Vec<String>>,
     norms: HashSet<String>,
     pub(crate) options: GroupOptions,
     hypers: Vec<GroupHypers>,
-    /// Groups before this one are frozen.
+    /// Number of frozen groups: those before this index.
     frozen: usize,
     held: Option<Held>,
     /// Index of the parameter group to which each group of the optimizer belongs.
@@ -75,7 +75,7 @@ impl Grouped {
         self.settings.settings_lr()
     }
 
-    /// Sets other groups, which must contain each of the model's parameters once.
+    /// Sets other groups, which must together contain each of the model's parameters once.
     pub(crate) fn set_groups(
         &mut self,
         groups: Vec<Vec<String>>,
@@ -117,18 +117,18 @@ impl Grouped {
         self.frozen
     }
 
-    /// Freezes the groups before `first`, and begins the optimizer's state anew, as fastai does.
+    /// Freezes the groups before `first`, and resets the optimizer's state, as fastai does.
     pub(crate) fn freeze_to(&mut self, first: usize) {
         self.frozen = first;
         self.held = None;
     }
 
-    /// Drops the optimizer and sets these hyperparameters.
+    /// Removes the optimizer, and sets the hyperparameters of the next one.
     pub(crate) fn forget(&mut self, hypers: Vec<GroupHypers>) {
         (self.held, self.hypers) = (None, hypers);
     }
 
-    /// Forgets the optimizer's state and hyperparameters.
+    /// Removes the optimizer's state and hyperparameters.
     pub(crate) fn reset(&mut self) {
         self.held = None;
         self.hypers.clear();
@@ -138,18 +138,16 @@ impl Grouped {
         self.held.is_some()
     }
 
-    /// Returns the parameters that are trained: those of groups that are not frozen, and the normalisations of the
-    /// others unless that is off.
+    /// Returns the parameters that are trained: those of groups that are not frozen, and normalisations of frozen
+    /// groups unless that is switched off.
     pub(crate) fn trained(&self) -> HashSet<String> {
         let frozen = self.groups.iter().take(self.frozen).flatten();
         let norms = frozen.filter(|name| self.options.train_norms && self.norms.contains(*name));
         self.groups.iter().skip(self.frozen).flatten().chain(norms).cloned().collect()
     }
 
-    /// Makes the optimizer if there is none. `parameters` are the model's, of which those that need a gradient
-    /// are stepped; `lr` is the learning rate of groups that have none yet.
-    /// The parameters that have no weight decay: those of normalisations, and what is called `bias`. fastai decays
-    /// the biases of an LSTM, which have other names, and so does this.
+    /// Returns the names of the parameters without weight decay: those of normalisations, and those called `bias`. The
+    /// biases of an LSTM, which have other names, have weight decay, as in fastai.
     fn without_decay(&self, parameters: &[NamedTensor]) -> Vec<String> {
         if self.options.decay_norms_and_biases {
             return Vec::new();
@@ -159,6 +157,8 @@ impl Grouped {
         names.filter(|name| self.norms.contains(*name) || is_bias(name)).cloned().collect()
     }
 
+    /// Makes the optimizer if there is none. `parameters` are the model's; those that require a gradient are stepped.
+    /// `lr` is the learning rate of groups that have none yet.
     pub(crate) fn build(&mut self, parameters: &[NamedTensor], lr: f64) -> Result<()> {
         if self.held.is_some() {
             return Ok(());
@@ -220,7 +220,7 @@ impl Grouped {
     pub(crate) fn prepare(&mut self, accelerator: &Accelerator) -> Result<()> {
         match self.held.take() {
             Some(Held::Plain(optimizer)) => {
-                // A handle of the same optimizer: an error leaves it as it was.
+                // A handle of the same optimizer: after an error it is unchanged.
                 self.held = Some(Held::Plain(optimizer.clone()));
                 self.held = Some(Held::Prepared(accelerator.prepare(optimizer)?));
             }
@@ -303,7 +303,7 @@ impl Grouped {
         for (hypers, value) in self.hypers.iter_mut().zip(values) {
             hypers.set(hyper, *value);
         }
-        // An optimizer that was made without momentum has no momentum step, whatever the schedule is.
+        // An optimizer that was made without momentum keeps none, regardless of the schedule.
         if hyper == Hyper::Momentum && !self.has_momentum {
             return Ok(());
         }

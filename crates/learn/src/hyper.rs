@@ -39,12 +39,12 @@ impl Hyper {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rates {
-    /// A single rate for all groups.
+    /// The same rate for all groups.
     Same(f64),
-    /// Rates from the first group's to the last one's, with equal ratios between neighbours: fastai's `slice(a, b)`. A
+    /// Rates from that of the first group to that of the last one, in a geometric sequence (fastai's `slice(a, b)`). A
     /// single group gets the last.
     Between(f64, f64),
-    /// A rate for the last group, and a tenth of it for all others: fastai's `slice(b)`.
+    /// A rate for the last group, and a tenth of it for all others (fastai's `slice(b)`).
     UpTo(f64),
     /// A rate for each group.
     Each(Vec<f64>),
@@ -126,14 +126,14 @@ impl From<Vec<f64>> for Rates {
 }
 
 impl From<std::ops::Range<f64>> for Rates {
-    /// `1e-5..1e-3`, as fastai's `slice(1e-5, 1e-3)`.
+    /// Converts `1e-5..1e-3`, as fastai's `slice(1e-5, 1e-3)`.
     fn from(range: std::ops::Range<f64>) -> Self {
         Self::Between(range.start, range.end)
     }
 }
 
 impl From<std::ops::RangeTo<f64>> for Rates {
-    /// `..1e-3`, as fastai's `slice(1e-3)`.
+    /// Converts `..1e-3`, as fastai's `slice(1e-3)`.
     fn from(range: std::ops::RangeTo<f64>) -> Self {
         Self::UpTo(range.end)
     }

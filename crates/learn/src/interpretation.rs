@@ -178,7 +178,7 @@ impl ClassInterpretation {
         &self.names
     }
 
-    /// Returns the class of each sample, and the one that was predicted.
+    /// Returns the class of each sample, and the predicted class.
     pub(crate) fn pairs(&self) -> (&[usize], &[usize]) {
         (&self.targets, &self.decoded)
     }
@@ -205,7 +205,7 @@ impl ClassInterpretation {
                 }
             }
         }
-        // Equal counts stay in the order of the classes.
+        // Classes with equal counts stay in their order.
         pairs.sort_by_key(|pair| std::cmp::Reverse(pair.count));
         pairs
     }

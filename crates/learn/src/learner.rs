@@ -76,11 +76,11 @@ pub struct Learner {
     pub(crate) train: Box<dyn BatchSource>,
     pub(crate) valid: Option<Box<dyn BatchSource>>,
     pub(crate) augmented_valid: Option<Box<dyn BatchSource>>,
-    /// The loaders as they are shared out, while the ranks work together.
+    /// Loaders shared among the ranks, inside of [`Learner::distributed`].
     pub(crate) prepared: Option<PreparedLoaders>,
     /// Number of enclosing scopes of [`Learner::distributed`].
     entered: usize,
-    /// The learning rate of a fit that is given none.
+    /// Default learning rate of fits.
     pub(crate) lr: Option<f64>,
     /// First, middle and last momentum of cycles.
     pub(crate) momenta: [f64; 3],
@@ -197,15 +197,15 @@ impl Learner {
     pub fn distributed<R>(&mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.enter()?;
         self.entered += 1;
-        // Must also run after a panic of the body: `enter` starts again if something was left behind.
+        // After a panic of the body this scope is not left. A later `enter` then uses what is still prepared.
         let outcome = body(self);
         self.entered -= 1;
         self.leave();
         outcome
     }
 
-    /// Initializes a deferred model, shards a model over the ranks if the Accelerator shards models, and prepares a
-    /// model of which each rank has a part. Every rank calls it.
+    /// Initializes a deferred model, shards a model if the Accelerator shards models, and prepares a model that is
+    /// divided among ranks. Every rank calls it.
     pub(crate) fn place_model(&mut self) -> Result<()> {
         let model = &self.state.model;
         let is_due = self.state.accelerator.parallel().sharding().is_some()
@@ -231,7 +231,7 @@ impl Learner {
         self.prepared.is_some()
     }
 
-    /// Prepares the model and shares the loaders out among the ranks.
+    /// Prepares the model and shares the loaders among the ranks.
     pub(crate) fn enter(&mut self) -> Result<()> {
         if self.prepared.is_some() && self.state.model.is_prepared() {
             return Ok(());
@@ -266,7 +266,7 @@ impl Learner {
         }
     }
 
-    /// The rate of a fit that was given none.
+    /// Returns the learning rates of a fit without rates of its own.
     pub(crate) fn default_rates(&self) -> Rates {
         Rates::Same(self.lr.unwrap_or_else(|| self.state.grouped.settings_lr()))
     }

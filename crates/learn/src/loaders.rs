@@ -40,7 +40,7 @@ use crate::loss::Loss;
 pub struct Loaders<X = Tensor> {
     pub(crate) train: Box<dyn BatchSource>,
     pub(crate) valid: Option<Box<dyn BatchSource>>,
-    /// The validation items with the transforms of training, drawn anew in each pass: for test-time augmentation.
+    /// Validation items with the transforms of training, drawn anew in each pass, for test-time augmentation.
     pub(crate) augmented_valid: Option<Box<dyn BatchSource>>,
     pub(crate) classes: Option<Arc<[String]>>,
     pub(crate) loss: Option<Arc<dyn Loss>>,

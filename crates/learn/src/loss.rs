@@ -93,7 +93,7 @@ pub trait Loss: fmt::Debug + Send + Sync {
     fn targets_are_classes(&self) -> bool;
 }
 
-/// Makes a loss of its name, with its defaults but for the threshold: how outputs are read, for predictions.
+/// Makes the loss with this name, with its defaults except for the threshold, to interpret outputs in predictions.
 pub(crate) fn loss_named(name: &str, threshold: Option<f64>) -> Option<Arc<dyn Loss>> {
     let known: [Arc<dyn Loss>; 7] = [
         Arc::new(CrossEntropy::default()),

@@ -17,22 +17,22 @@ use crate::parallel::{Replicas, other_inputs};
 
 /// Operations of the Learner on a model of any type.
 pub(crate) trait AnyModel {
-    /// Computes the output; the number of tensors is the input type's.
+    /// Computes the output. The input type determines the number of tensors.
     fn forward(&self, inputs: &[Tensor]) -> Result<Tensor>;
-    /// Prepares it for the ranks: all of them take part.
+    /// Prepares the model. All ranks take part.
     fn prepare(&mut self, accelerator: &Accelerator) -> Result<()>;
-    /// Makes it a plain model again; a sharded one stays as it is.
+    /// Converts the model back to a plain one. A sharded model is not changed.
     fn detach(&mut self);
     /// Returns the engine of a sharded model.
     fn sharder(&self) -> Option<Arc<Sharder>>;
     /// Returns `true` if this rank has a part of the parameters: shards, or the part of a tensor rank.
     fn is_in_parts(&self) -> bool;
     fn is_prepared(&self) -> bool;
-    /// Returns `true` if its values have no memory yet.
+    /// Returns `true` if the parameters have no memory yet.
     fn is_deferred(&self) -> bool;
     fn set_training(&mut self, on: bool);
     fn parameters(&self) -> Vec<NamedTensor>;
-    /// Returns what an optimizer steps of all parameters: this rank's shards, if it is sharded.
+    /// Returns the tensors of all parameters that an optimizer steps: this rank's shards, if the model is sharded.
     fn local_parameters(&self) -> Vec<NamedTensor>;
     fn norm_parameters(&self) -> Vec<String>;
     fn buffers(&self) -> Vec<NamedTensor>;
@@ -40,17 +40,17 @@ pub(crate) trait AnyModel {
     fn load_state_dict(&mut self, state: &StateDict) -> Result<()>;
     /// Returns the state on rank 0. All ranks take part.
     fn full_state_dict(&self, is_main: bool) -> Result<Option<StateDict>>;
-    /// Loads rank 0's state into a model of which ranks have parts. All ranks take part.
+    /// Loads rank 0's state into a model that is divided among ranks. All ranks take part.
     fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()>;
-    /// Trains these parameters and no others. For a plain model, or a sharded one.
+    /// Trains only these parameters, of a plain or a sharded model.
     fn train_only(&mut self, names: &HashSet<String>) -> Result<()>;
     /// Sets whether the next backward averages gradients over the ranks.
     fn set_sync(&self, on: bool);
-    /// Sends rank 0's buffers to all ranks, where training has changed them.
+    /// Sends rank 0's buffers to all ranks, if training has changed them.
     fn broadcast_buffers(&self) -> Result<()>;
     fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize>;
     fn forward_hook(&mut self, layer: &str, hook: Hook) -> Result<ForwardHook>;
-    /// Scatters batches over these as well.
+    /// Sets replicas, to which batches are scattered as well.
     fn set_replicas(&mut self, replicas: Option<Box<dyn Replicas>>);
     /// Adds the replicas' gradients to the model's, after a backward pass.
     fn reduce_replicas(&self) -> Result<()>;
@@ -60,11 +60,11 @@ pub(crate) trait AnyModel {
 /// A function that is called with a layer's output, and may replace it.
 pub(crate) type Hook = Box<dyn Fn(&str, &Tensor) -> Option<Tensor> + Send>;
 
-/// A model of a known module and input.
+/// A model whose module and input types are known.
 pub(crate) struct Slot<M, X> {
     held: Held<M>,
     replicas: RefCell<Option<Box<dyn Replicas>>>,
-    /// The precision of the replicas' forward passes.
+    /// Precision of the replicas' forward passes.
     autocast: AutocastOptions,
     input: PhantomData<fn(X)>,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Slot<M, X> {
 enum Held<M> {
     Plain(Box<Model<M>>),
     Prepared(Box<PreparedModel<M>>),
-    /// Preparing has failed, and took the model with it.
+    /// Preparing has failed, and the model was lost.
     Lost,
 }
 
@@ -154,7 +154,7 @@ where
     fn prepare(&mut self, accelerator: &Accelerator) -> Result<()> {
         self.autocast = AutocastOptions { precision: accelerator.mixed_precision(), cache: true };
         match std::mem::replace(&mut self.held, Held::Lost) {
-            // For inference alone, which needs no reducer and moves nothing.
+            // For inference only, which needs no reducer and moves nothing.
             Held::Plain(model) if model.device_map().is_some() => self.held = Held::Plain(model),
             Held::Plain(model) => {
                 self.held = Held::Prepared(Box::new(accelerator.prepare(*model)?));

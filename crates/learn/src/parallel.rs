@@ -13,8 +13,8 @@ use crate::loaders::ModelInput;
 /// Copies of a model on other devices.
 pub(crate) trait Replicas {
     fn len(&self) -> usize;
-    /// Copies the model's values, and computes the outputs of these inputs, one list for each replica, at the same
-    /// time, while `own` runs in this thread.
+    /// Copies the model's values to the replicas, and computes their outputs for these inputs, one list per replica,
+    /// while `own` runs in this thread.
     fn forward(
         &mut self,
         values: &[NamedTensor],
@@ -23,11 +23,11 @@ pub(crate) trait Replicas {
         inputs: Vec<Vec<Tensor>>,
         own: &mut dyn FnMut() -> Result<Tensor>,
     ) -> Result<Vec<Tensor>>;
-    /// Adds the replicas' gradients to those of the model, and clears them.
+    /// Adds the replicas' gradients to those of the model, and clears the replicas'.
     fn reduce(&mut self, parameters: &[NamedTensor]) -> Result<()>;
 }
 
-/// Makes replicas of models of one kind. `None` without a model.
+/// Makes replicas from models of the same type. `None` without a model.
 pub(crate) fn replicas<M, X>(models: Vec<Model<M>>) -> Option<Box<dyn Replicas>>
 where
     M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
@@ -71,7 +71,7 @@ where
                 model.eval();
             }
         }
-        // Inputs are on this thread's streams, and their outputs are used on them.
+        // Inputs were made on this thread's streams, and outputs are used on them.
         let devices: Vec<Device> = self.models.iter().map(Model::device).collect();
         let own_device = inputs.iter().flatten().map(Tensor::device);
         let streams = Streams::current(&devices.into_iter().chain(own_device).collect::<Vec<_>>())?;

@@ -179,7 +179,7 @@ impl ActivationStats {
         let values = (0..rows)
             .flat_map(|row| stats.histograms.iter().map(move |counts| counts[row]))
             .collect();
-        // Each column covers the batches up to the next one that was looked at.
+        // Each column covers the batches up to the next one that was measured.
         let apart = stats.steps.windows(2).next().map_or(1, |pair| pair[1] - pair[0]);
         let end = stats.steps.last().map_or(0, |last| last + apart) as f64;
         Ok(Heatmap::new(rows, columns, values)
@@ -252,7 +252,7 @@ impl Learner {
         Ok(gallery)
     }
 
-    /// The pictures of these samples.
+    /// Returns the pictures of these samples.
     fn pictures_of(&self, part: Part, indices: &[usize]) -> Result<Vec<Picture>> {
         let source = match part {
             Part::Train => &self.train,

@@ -29,14 +29,14 @@ pub struct EpochRow {
     pub time: Duration,
 }
 
-/// An exponentially weighted mean without the bias of its start.
+/// Exponentially weighted mean, corrected for the bias of its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Smooth {
     mean: f64,
     count: u32,
 }
 
-/// The weight of the past in smoothed losses: fastai's.
+/// Weight of the past in smoothed losses, the same as fastai's.
 const BETA: f64 = 0.98;
 
 impl Smooth {

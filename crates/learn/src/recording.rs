@@ -67,7 +67,7 @@ impl Recording {
         }
     }
 
-    /// Reads the losses that are pending, of all ranks. Every rank takes part.
+    /// Reads the pending losses of all ranks. Every rank takes part.
     fn read_losses(&mut self, learner: &mut LearnerState) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
         for loss in global_losses(&learner.accelerator, &pending)? {
@@ -76,7 +76,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Puts values into the row at the columns that begin at `at`.
+    /// Writes values into the row, at the columns from `at` on.
     fn fill(&mut self, at: usize, values: impl IntoIterator<Item = f64>) {
         for (place, value) in self.row.iter_mut().skip(at).zip(values) {
             *place = Some(value);
@@ -147,7 +147,7 @@ impl Callback for Recording {
             learner.recorder.momenta.push(hypers.momentum);
         }
         self.pending.push((loss, learner.batch_rows()));
-        // Reading a number of the CPU waits for nothing, and callbacks find it at once.
+        // A tensor on the CPU is read without waiting, and callbacks get it immediately.
         let is_free = learner.device() == Device::Cpu
             && !learner.accelerator.data_processes().use_distributed();
         if is_free || self.options.at_once {
@@ -188,9 +188,9 @@ impl Callback for Recording {
     }
 
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
-        // Where the epoch was cancelled in its training.
+        // The epoch was cancelled during its training.
         self.read_losses(learner)?;
-        // An epoch whose beginning was cancelled before this callback has seen it has no row yet.
+        // An epoch that was cancelled before this callback was called has no row yet.
         self.row.resize(learner.recorder.names.len(), None);
         learner.recorder.rows.push(EpochRow {
             epoch: learner.epoch(),
@@ -203,7 +203,7 @@ impl Callback for Recording {
     }
 
     fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
-        // Where the fit was cancelled within an epoch.
+        // The fit was cancelled within an epoch.
         Ok(self.read_losses(learner)?)
     }
 }
@@ -211,7 +211,7 @@ impl Callback for Recording {
 /// Loss and metrics of a pass over data.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
-    /// The place of each batch among those of all ranks.
+    /// Index of each batch among those of all ranks.
     places: Vec<usize>,
     losses: Vec<Tensor>,
     samples: Vec<usize>,
@@ -220,7 +220,7 @@ pub(crate) struct Meters {
 }
 
 impl Meters {
-    /// Adds the batch at hand.
+    /// Adds the current batch.
     pub(crate) fn add(&mut self, learner: &LearnerState) -> Result<()> {
         let Some(loss) = &learner.batch.loss else { return Ok(()) };
         if learner.batch.valid == 0 {
@@ -305,7 +305,7 @@ fn states(learner: &LearnerState) -> Vec<MetricState<Arc<dyn Metric<Value = f64>
     learner.metrics.iter().cloned().map(MetricState::new).collect()
 }
 
-/// A column is found by its name, by callbacks as well: two of one name are an error.
+/// Checks that names are unique, because callbacks find a column by its name.
 pub(crate) fn unique(names: &[String]) -> Result<()> {
     let repeated = names.iter().enumerate().find(|(place, name)| names[..*place].contains(name));
     match repeated {

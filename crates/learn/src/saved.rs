@@ -12,7 +12,7 @@ use tch::{Device, Tensor};
 
 use crate::error::LearnError;
 
-/// A tensor of a file, in memory as it is written.
+/// A tensor as it is stored in a file, in memory.
 struct Stored {
     dtype: Dtype,
     tensor: Tensor,
@@ -43,7 +43,7 @@ fn stored(value: Value<Tensor>) -> Result<Value<Stored>> {
     })
 }
 
-/// Writes a value to a file that appears whole or not at all.
+/// Writes a value to a file atomically.
 pub(crate) fn write(path: &Path, value: Value<Tensor>) -> Result<()> {
     let stored = stored(value)?;
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -64,14 +64,14 @@ pub(crate) fn write(path: &Path, value: Value<Tensor>) -> Result<()> {
     })?)
 }
 
-/// The file's name while it is written.
+/// Returns the name of the file while it is being written.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     path.with_file_name(name)
 }
 
-/// Reads such a file, or the tensors of a safetensors file, on the CPU. Nothing in it is executed.
+/// Reads a saved value, or the tensors of a safetensors file, on the CPU. Executes no code of the file.
 pub(crate) fn read(path: &Path) -> Result<Value<Tensor>> {
     if path.extension().is_some_and(|extension| extension == "safetensors") {
         let state = brigade_nn::weights::load(path)?;

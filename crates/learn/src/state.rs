@@ -42,11 +42,11 @@ pub struct LearnerState {
     pub(crate) quiet: bool,
     /// `true` if metrics of training batches are computed, too.
     pub(crate) train_metrics: bool,
-    /// `true` if gradients of earlier batches wait for their step.
+    /// `true` if an accumulation window is open: gradients of earlier batches are waiting for their step.
     pub(crate) window_open: bool,
-    /// Checkpoint to resume from, `true` if it belongs to this fit, and its contents.
+    /// Checkpoint to resume from: its folder, `true` if it belongs to this fit, and its contents.
     pub(crate) resume: Option<(PathBuf, bool, FitProgress)>,
-    /// A folder to save into when the callbacks of the event were called, and the number of the fit.
+    /// Folder to save into after the callbacks of the event, and the index of the fit.
     pub(crate) save: Option<(PathBuf, usize)>,
     pub(crate) position: Position,
     pub(crate) batch: CurrentBatch,
@@ -57,9 +57,9 @@ pub struct LearnerState {
 pub(crate) struct Position {
     pub(crate) epochs: usize,
     pub(crate) epoch: usize,
-    /// The batch of the epoch's training or validation.
+    /// Index of the batch in the epoch's training or validation.
     pub(crate) iter: usize,
-    /// Batches of this rank in it.
+    /// Number of batches of this rank in it.
     pub(crate) batches: usize,
     pub(crate) train_iter: usize,
     pub(crate) progress: f64,
@@ -72,29 +72,29 @@ pub(crate) struct Position {
     pub(crate) validation_cancelled: bool,
 }
 
-/// A second set of targets and how much of the first each sample has.
+/// Second set of targets, and the weight of the first one for each sample.
 #[derive(Debug)]
 pub(crate) struct MixedTarget {
     pub(crate) second: Tensor,
     pub(crate) share: Tensor,
 }
 
-/// The batch at hand, and what was computed of it.
+/// The current batch, and the values computed from it.
 #[derive(Debug, Default)]
 pub(crate) struct CurrentBatch {
     pub(crate) inputs: Vec<Tensor>,
     pub(crate) target: Option<Tensor>,
     pub(crate) mixed: Option<MixedTarget>,
     pub(crate) predictions: Option<Tensor>,
-    /// The loss as it is logged, without a graph.
+    /// Loss without a graph, for logging.
     pub(crate) loss: Option<Tensor>,
-    /// The loss that backward takes.
+    /// Loss with its graph, for backward.
     pub(crate) loss_grad: Option<Tensor>,
     pub(crate) rows: usize,
     pub(crate) valid: usize,
     /// Index of the batch among the batches of all ranks.
     pub(crate) place: usize,
-    /// Rows of all ranks in this round, and how many of them are samples.
+    /// Number of rows of all ranks in this round, and how many of them are samples.
     pub(crate) round_rows: usize,
     pub(crate) round_samples: usize,
 }
@@ -109,7 +109,7 @@ impl CurrentBatch {
         Self { inputs, target, rows, valid, place, round_rows, round_samples, ..Self::default() }
     }
 
-    /// Leaves out the rows that complete the batch.
+    /// Removes the rows that complete the batch.
     pub(crate) fn leave_out_duplicates(&mut self) -> Result<()> {
         if self.rows == self.valid {
             return Ok(());
@@ -392,8 +392,8 @@ impl LearnerState {
         self.model.sharder().is_some()
     }
 
-    /// Returns `true` if this rank has a part of the parameters: of a sharded model, or as one of the ranks that divide
-    /// its layers.
+    /// Returns `true` if this rank has only a part of the parameters: of a sharded model, or as one of the ranks that
+    /// divide its layers.
     pub(crate) fn is_in_parts(&self) -> bool {
         self.model.is_in_parts()
     }
@@ -475,7 +475,7 @@ impl LearnerState {
         self.model.load_state_dict(state)
     }
 
-    /// Returns copies of what this rank has of the model: parameters and buffers.
+    /// Returns copies of this rank's parameters and buffers.
     pub(crate) fn copied_values(&self) -> Result<Vec<Tensor>> {
         let copied = |tensor: Tensor| -> Result<Tensor> {
             let mut copy = tensor.f_empty_like()?;
@@ -485,7 +485,7 @@ impl LearnerState {
         self.local_values().map(copied).collect()
     }
 
-    /// Puts copies back that [`LearnerState::copied_values`] has made.
+    /// Restores the copies that [`LearnerState::copied_values`] has made.
     pub(crate) fn put_back(&mut self, copies: &[Tensor]) -> Result<()> {
         for (mut value, copy) in self.local_values().zip(copies) {
             value.f_copy_(copy)?;
@@ -559,7 +559,7 @@ impl LearnerState {
             Some(MixedTarget { second, share }) => {
                 let own = self.loss.each(predictions, target)?;
                 let other = self.loss.each(predictions, second)?;
-                // One loss for each pixel or token: each row's share as often.
+                // One loss per pixel or token: repeat each row's share for each of them.
                 let times = own.size().first().copied().unwrap_or(1)
                     / share.size().first().copied().unwrap_or(1).max(1);
                 let share = share.f_repeat_interleave_self_int(times, None, None)?;
@@ -573,7 +573,7 @@ impl LearnerState {
     }
 }
 
-/// A column of one number for each sample, in as many dimensions.
+/// Returns a column of one number per sample, with this number of dimensions.
 pub(crate) fn broadcastable(share: &Tensor, dimensions: usize) -> Result<Tensor> {
     let mut shape = vec![1; dimensions.max(1)];
     shape[0] = -1;

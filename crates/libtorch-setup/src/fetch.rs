@@ -51,7 +51,7 @@ pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
         install::write_stamp(&partial.tree(), pins, kind)?;
         partial.move_into_place(&place)
     });
-    // Also after a failure: it is half a gigabyte without use. What cannot be removed now is removed by the next fetch.
+    // Also after a failure: the file has half a gigabyte. If it cannot be removed now, the next fetch removes it.
     let _ = fs::remove_dir_all(&partial.folder);
     result
 }
@@ -83,7 +83,7 @@ fn check_python(cache: &Cache, wheels: &[&Pin]) -> Result<()> {
             preflight.executable
         );
     }
-    // Of the system, not of this program, which may be linked with musl and run on any.
+    // The C library of the system, not of this program, which may be linked with musl and runs on any.
     if preflight.glibc.is_none() {
         bail!(
             "this system's C library is not glibc, which the libtorch that is fetched needs: set LIBTORCH to a \

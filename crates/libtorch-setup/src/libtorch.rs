@@ -28,8 +28,8 @@ pub enum Wanted {
     PyTorch {
         /// Setting by which the user chose it, for messages: `--pytorch`.
         named: String,
-        /// The interpreter. Defaults to the one that tch's build script asks: `python` of `PATH` in an active virtual
-        /// environment, else `python3` of `PATH`.
+        /// Path of the interpreter. Defaults to the one that tch's build script uses: `python` in `PATH` in an active
+        /// virtual environment, else `python3` in `PATH`.
         python: Option<PathBuf>,
     },
 }

@@ -107,7 +107,7 @@ pub(crate) fn count_classes(scored: &Scored) -> Result<Fold> {
     ])
 }
 
-/// Reads what [`count_classes`] kept: nothing where there was no batch.
+/// Reads the state of [`count_classes`]. Empty if there was no batch.
 pub(crate) fn class_counts(metric: &str, folded: &Folded) -> Result<Option<Vec<Count>>> {
     let Some((sums, outside)) = read_counts(metric, folded)? else { return Ok(None) };
     read::refuse_outside(metric, outside)?;

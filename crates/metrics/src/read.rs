@@ -14,7 +14,7 @@ pub(crate) fn failed(metric: &str, reason: impl Into<String>) -> Error {
     MetricError { metric: metric.to_owned(), reason: reason.into() }.into()
 }
 
-/// Returns the sums of all batches, or none where there was no batch.
+/// Returns the sums of all batches. Empty if there was no batch.
 pub(crate) fn sums<'a>(metric: &str, folded: &'a Folded) -> Result<Option<&'a [f64]>> {
     match folded {
         Folded::Sums(sums) => Ok(Some(sums.as_slice()).filter(|it| !it.is_empty())),
@@ -22,12 +22,12 @@ pub(crate) fn sums<'a>(metric: &str, folded: &'a Folded) -> Result<Option<&'a [f
     }
 }
 
-/// Returns `N` sums: NaN where there was no batch, so that all means of them are NaN.
+/// Returns `N` sums. They are NaN if there was no batch, so that all means of them are NaN.
 pub(crate) fn numbers<const N: usize>(metric: &str, folded: &Folded) -> Result<[f64; N]> {
     folded.sums().map_err(|error| failed(metric, error.to_string()))
 }
 
-/// Returns the rows of all batches, or none where there was no row.
+/// Returns the rows of all batches. Empty if there was no row.
 pub(crate) fn rows<'a>(
     metric: &str,
     folded: &'a Folded,

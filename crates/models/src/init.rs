@@ -18,7 +18,7 @@ pub(crate) enum Redraw {
     Uniform(f64),
     /// ICNR: `KaimingFanIn` for a quarter of the outputs, each repeated four times.
     Icnr,
-    /// The same value everywhere.
+    /// Constant: the same value for all elements.
     Constant(f64),
 }
 

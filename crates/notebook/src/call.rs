@@ -89,14 +89,14 @@ impl Folder {
         for other in
             all.filter(|it| it.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()))
         {
-            // Another user's cannot be opened, and stays.
+            // Another user's folder cannot be opened, and is kept.
             let lock = File::open(other.path().join(LOCK));
             if lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
                 let _ = fs::remove_dir_all(other.path());
             }
         }
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
-        // It has its name when it is locked: another notebook would take the folder for one that is left.
+        // The folder is locked before it gets its name: otherwise another notebook would consider it abandoned.
         let unlocked = folder.path().join("unlocked");
         let lock = File::create(&unlocked)?;
         lock.lock()?;

@@ -181,7 +181,7 @@ impl Draw for Bars {
 
 const SIZE: f64 = 11.0;
 const EDGE: f64 = 10.0;
-/// From bar to bar.
+/// Distance between the starts of two bars.
 const PITCH: f64 = 22.0;
-/// Between two bars.
+/// Gap between two bars.
 const GAP: f64 = 6.0;

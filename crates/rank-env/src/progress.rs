@@ -103,7 +103,7 @@ impl ProgressReport {
             None => (scaled(counts.trim().strip_suffix("it")?)?, None),
         };
         let mut parts = times.split(", ");
-        // How long it has taken.
+        // The first part is the elapsed time.
         parts.next()?.starts_with(|it: char| it.is_ascii_digit()).then_some(())?;
         let rate = parts.next().map_or(0.0, |rate| {
             let number = |text: &str| text.trim().parse::<f64>().ok().filter(|rate| *rate > 0.0);

@@ -127,7 +127,7 @@ static SCHEDULES: &[NamedSchedule] = &[
     NamedSchedule {
         name: "linear",
         aliases: &["LinearLR"],
-        about: "In a straight line from one rate to another",
+        about: "Changes linearly from one rate to another",
         parameters: &[
             Parameter::rate("start-lr", "The first rate"),
             Parameter::rate("end-lr", "The rate after the last step"),
@@ -140,7 +140,7 @@ static SCHEDULES: &[NamedSchedule] = &[
     NamedSchedule {
         name: "cosine",
         aliases: &["CosineAnnealingLR"],
-        about: "Down by half a cosine",
+        about: "Falls along half a cosine",
         parameters: &[FIRST, LAST],
         make: |given| {
             let (start, end) = (number(given, "lr"), number(given, "end-lr"));
@@ -150,15 +150,15 @@ static SCHEDULES: &[NamedSchedule] = &[
     NamedSchedule {
         name: "cosine-restarts",
         aliases: &["CosineAnnealingWarmRestarts", "sgdr"],
-        about: "Down by half a cosine, over and over",
+        about: "Falls along half a cosine, repeatedly",
         parameters: &[
             Parameter::rate("lr", "The first rate of each period"),
-            Parameter::rate("end-lr", "The rate that each period goes down to").default("0"),
+            Parameter::rate("end-lr", "The last rate of each period").default("0"),
             Parameter::whole("first", ParameterKind::Steps, "Steps of the first period"),
             Parameter::whole(
                 "factor",
                 ParameterKind::Factor,
-                "Each period is as many times as long as the one before",
+                "Factor between the lengths of successive periods",
             )
             .default("1"),
         ],
@@ -170,7 +170,7 @@ static SCHEDULES: &[NamedSchedule] = &[
     NamedSchedule {
         name: "flat-cosine",
         aliases: &["flat-cos", "fit-flat-cos"],
-        about: "The same rate, then down by half a cosine (fastai's fit_flat_cos)",
+        about: "A constant rate, then a fall along half a cosine (fastai's fit_flat_cos)",
         parameters: &[
             FIRST,
             Parameter::rate(
@@ -178,7 +178,7 @@ static SCHEDULES: &[NamedSchedule] = &[
                 "The rate after the last step [default: a hundred-thousandth of --lr]",
             )
             .optional(),
-            Parameter::number("pct-start", "PART", "The part of the steps with the first rate")
+            Parameter::number("pct-start", "PART", "Fraction of the steps with the first rate")
                 .default("0.75"),
         ],
         make: |given| {
@@ -190,7 +190,7 @@ static SCHEDULES: &[NamedSchedule] = &[
     NamedSchedule {
         name: "polynomial",
         aliases: &["PolynomialLR"],
-        about: "Down by a power of the steps that are left",
+        about: "Falls with a power of the remaining steps",
         parameters: &[FIRST, LAST, Parameter::number("power", "POWER", "The power").default("1")],
         make: |given| {
             let (start, end) = (number(given, "lr"), number(given, "end-lr"));
@@ -241,7 +241,7 @@ static SCHEDULES: &[NamedSchedule] = &[
     NamedSchedule {
         name: "inverse-sqrt",
         aliases: &[],
-        about: "Down with the square root of the steps, to half after three timescales",
+        about: "Falls with the square root of the steps, to half after three timescales",
         parameters: &[
             FIRST,
             Parameter::whole(
@@ -260,7 +260,8 @@ static SCHEDULES: &[NamedSchedule] = &[
 
 const FIRST: Parameter = Parameter::rate("lr", "The first rate");
 const LAST: Parameter = Parameter::rate("end-lr", "The rate after the last step").default("0");
-const FACTOR: Parameter = Parameter::number("gamma", "FACTOR", "What the rate is multiplied by");
+const FACTOR: Parameter =
+    Parameter::number("gamma", "FACTOR", "Factor by which the rate is multiplied");
 
 /// A number that is there; NaN, which every constructor refuses, of arguments without it.
 fn number(arguments: &dyn Arguments, name: &str) -> f64 {

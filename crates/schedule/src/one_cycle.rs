@@ -114,7 +114,7 @@ impl OneCycle {
         }
     }
 
-    /// The phase that `step` lies in, and how far in it the step is, from 0 to 1.
+    /// Returns the phase of `step`, and the position in the phase from 0 to 1.
     fn locate(&self, step: u64) -> (Phase, f64) {
         let step = step.min(self.total_steps - 1) as f64;
         let [rise, fall, last] = self.phases();

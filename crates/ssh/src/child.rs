@@ -127,7 +127,7 @@ impl Child {
     /// Returns when it has ended, at the deadline, or at once if the system cannot report it.
     fn wait_until(&self, deadline: Instant) {
         let Some(pid) = rustix::process::Pid::from_raw(self.pid().as_raw()) else { return };
-        // Of a process that is not reaped, so the number is still its own.
+        // The process has not been reaped, so the number still belongs to it.
         let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         loop {
             let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
@@ -194,7 +194,7 @@ fn read_stderr(stderr: ChildStderr, shared: &Mutex<Shared>) {
             Ok(0) | Err(_) => break,
             Ok(_) => {}
         }
-        // Of ssh, of the login there, and of agents: some of it is for a terminal of their own.
+        // Output of ssh, of the login shell there, and of agents: some of it is meant for a terminal.
         let line = printable_within(String::from_utf8_lossy(&line).trim_end(), MAX_SHOWN_LEN);
         let mut shared = shared.lock();
         if let Some(listener) = &shared.listener {

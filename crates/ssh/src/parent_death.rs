@@ -16,6 +16,6 @@ use nix::unistd::{Pid, getppid};
 /// The system has no parent-death signal.
 pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
-    // In this order: a parent that ended before the call sent no signal, but is no longer ours.
+    // In this order: a parent that ended before the call sends no signal, but this process has another parent then.
     Ok(getppid() == Pid::from_raw(parent.cast_signed()))
 }

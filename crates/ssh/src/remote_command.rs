@@ -141,7 +141,7 @@ mod tests {
         let mode =
             |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         let shared = folder.path().join("shared");
-        // What is above is the temporary folder, with its sticky bit, and this one, for this user alone.
+        // Above it are only the temporary folder, with its sticky bit, and this folder, which is for this user alone.
         mode(folder.path(), 0o755);
         let run = || {
             let mut command = Command::new("sh");
@@ -250,7 +250,7 @@ mod tests {
             command.args(["-c", &format!("umask 022; {line}")]);
             command.env("HOME", &home).env_remove("XDG_CACHE_HOME");
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-            // Fails when the child does not read, which the test sees by its answer.
+            // Fails if the child does not read, which the test detects by its answer.
             let _ = child.stdin.take().unwrap().write_all(input);
             let output = child.wait_with_output().unwrap();
             (String::from_utf8(output.stdout).unwrap(), output.status.code())
@@ -270,7 +270,7 @@ mod tests {
             OsStr::new("brigade")
         );
 
-        // The same file at the same path is as good.
+        // The same file at the same path is equivalent.
         fs::remove_dir_all(&stored).unwrap();
         let same = folder.path().join("brigade");
         fs::write(&same, body).unwrap();

@@ -106,7 +106,7 @@ fn coalesced(group: &ProcessGroup, mine: f64, sum: f64) {
     assert_eq!(values(&scattered[0]), [sum; 2]);
     assert_eq!(values(&scattered[1]), [3.0 * sum; 2]);
     group.all_reduce_coalesced(&mut [], ReduceOp::Sum).unwrap();
-    // With a limit of its own the host waits.
+    // With its own limit, the host waits.
     group.within(LIMIT).all_reduce_coalesced(&mut reduced, ReduceOp::Max).unwrap();
     assert_eq!(values(&reduced[0]), [mean]);
 }
@@ -138,7 +138,7 @@ fn nccl_several_operations_are_in_flight() {
     for (it, work) in works.into_iter().enumerate().rev() {
         assert_eq!(values(&work.wait().unwrap()), [it as f64]);
     }
-    // With a limit of its own the host waits for the operation, until then.
+    // With its own limit, the host waits for the operation, until the limit.
     let mut one = tensor(&group, &[1.0]);
     group.within(LIMIT).all_reduce(&mut one, ReduceOp::Sum).unwrap();
     assert_eq!(values(&one), [1.0]);
@@ -171,11 +171,11 @@ fn nccl_a_hang_ends_at_the_time_limit() {
         let mut warm = tensor(&group, &[1.0]);
         group.all_reduce(&mut warm, ReduceOp::Sum).unwrap();
         if group.rank() == 1 {
-            // It stays away until the other has its error.
+            // It does not take part until the other has its error.
             group.store().wait(&["has ended"], LIMIT).unwrap();
             return;
         }
-        // The first one hangs on the GPU; the watchdog ends it, and a later operation says so.
+        // The first operation hangs on the GPU; the watchdog ends it, and a later operation returns the error.
         let error = loop {
             let outcome = group
                 .all_reduce(&mut warm, ReduceOp::Sum)

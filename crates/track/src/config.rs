@@ -45,8 +45,8 @@ impl Config {
     /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are not text.
     pub fn of(settings: &impl Serialize) -> Result<Self> {
         let refused = |error: serde_json::Error| TrackError::Config { reason: error.to_string() };
-        // By way of text: serde_json's own tree forgets the order of fields, and has 0.10000000149011612 for an
-        // f32 of 0.1.
+        // Through text: serde_json's own tree does not keep the order of fields, and has 0.10000000149011612 for an f32
+        // of 0.1.
         let text = serde_json::to_string(settings).map_err(refused)?;
         Ok(Self(serde_json::from_str(&text).map_err(refused)?))
     }

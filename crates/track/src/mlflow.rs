@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(basic.unwrap().as_deref(), Some("Basic bWU6c2VjcmV0"));
         let error = made(&[]).unwrap_err().to_string();
         assert!(error.contains("MLFLOW_TRACKING_URI is not set"), "{error}");
-        // A folder is what MLflow's own client takes, too; there is no server to ask.
+        // MLflow's own client accepts a folder, too; there is no server to send requests to.
         let folder = made(&[("MLFLOW_TRACKING_URI", "file:///tmp/runs")]);
         assert!(matches!(folder, Err(TrackError::Address { .. })));
     }

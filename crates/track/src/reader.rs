@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(numbers(&update), [3, 4]);
         assert!(!update.replaced && update.unfinished.is_empty());
 
-        // As JsonLines does when a run goes on: the half line goes, and others come.
+        // As JsonLines does when a run continues: it removes the incomplete line, and appends others.
         append(&path, "{\"half");
         assert!(reader.poll().unwrap().lines.is_empty());
         let length = fs::metadata(&path).unwrap().len();

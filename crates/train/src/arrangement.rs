@@ -32,17 +32,17 @@ pub(crate) struct ArrangementOptions {
     pub(crate) expert_ranks: Option<usize>,
     pub(crate) context_method: Option<ContextMethod>,
     pub(crate) pipeline_ranks: Option<usize>,
-    /// Options of pipelines: the division of batches and the order of passes.
+    /// Pipeline options: number of micro-batches and schedule.
     pub(crate) pipeline: Option<PipelineOptions>,
 }
 
-/// The ranks of a job, by what they compute together.
+/// The ranks of a job, grouped by the parts of the computation that they share.
 #[derive(Clone)]
 pub(crate) struct Arrangement {
-    /// The ranks over which gradients are averaged, and over which parameters are sharded or replicated: those that have
-    /// other samples or other parts of a sequence.
+    /// Ranks over which gradients are averaged and parameters are sharded or replicated. They read different samples,
+    /// or different parts of a sequence.
     pub(crate) averaged: Processes,
-    /// The ranks that read other samples.
+    /// Ranks that read different samples.
     pub(crate) data: Processes,
     /// Models of tensor or expert groups, if ranks divide layers or experts between them.
     pub(crate) tensor: Option<Arc<TensorModels>>,
@@ -68,7 +68,8 @@ impl ArrangementOptions {
         set.into_iter().find(|(_, is_set)| *is_set).map(|(name, _)| name)
     }
 
-    /// Arranges the ranks; sharding becomes that of the ranks over which gradients are averaged. All ranks take part.
+    /// Arranges the ranks. Afterwards, sharding applies to the ranks over which gradients are averaged. All ranks take
+    /// part.
     pub(crate) fn arrange(
         self,
         sharding: &mut Option<Sharding>,
@@ -110,7 +111,7 @@ impl ArrangementOptions {
 }
 
 impl Arrangement {
-    /// Returns a mesh of ranks over which gradients are averaged with the axes of all ranks.
+    /// Returns the mesh of all ranks, given the mesh of the ranks over which gradients are averaged.
     pub(crate) fn mesh_with(&self, averaged: &Mesh) -> Result<Mesh> {
         if let Some(experts) = self.tensor.as_ref().filter(|it| it.divides_experts()) {
             return Ok(experts.mesh().clone());
@@ -125,7 +126,7 @@ impl Arrangement {
         let parts = context.group().size();
         let (mut replicate, mut shard) =
             (averaged.size(Axis::Replicate), averaged.size(Axis::Shard));
-        // The innermost of the axes has the parts of a sequence in it.
+        // The innermost axis divides sequences.
         let inner = if shard > 1 { &mut shard } else { &mut replicate };
         *inner /= parts;
         let builder = Mesh::builder().replicate(replicate).shard(shard).tensor(tensor);
@@ -137,7 +138,7 @@ impl Arrangement {
     }
 }
 
-/// Returns a number of ranks set by the program or else by the environment. Defaults to 1.
+/// Returns the number of ranks that the program or else the environment sets. Defaults to 1.
 fn ranks(set: Option<usize>, variable: &str, what: &str) -> Result<usize> {
     if let Some(ranks) = set {
         return Ok(ranks);
@@ -187,7 +188,7 @@ struct Sizes {
     expert: usize,
 }
 
-/// Returns the mesh of such numbers of ranks. Its other axes are those of the sharding.
+/// Returns the mesh with these numbers of ranks. Its other axes come from the sharding settings.
 fn mesh_of(
     sizes: Sizes,
     method: ContextMethod,
@@ -209,7 +210,7 @@ fn mesh_of(
         ContextMethod::Ulysses => builder.sequence(context),
         _ => builder.context(context),
     };
-    // A number of ranks that it does not divide is an error of the mesh, which has the numbers.
+    // If it does not divide the number of ranks, the mesh returns an error with both numbers.
     Ok(builder.pipeline(stages).tensor(tensor).expert(expert).build(all)?)
 }
 
@@ -289,12 +290,12 @@ fn check_experts(mesh: &Mesh) -> Result<()> {
 
 /// Adapts a sharding strategy to a mesh, whose axes determine how many ranks share a copy of the parameters.
 fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
-    // Ranks with parts of a sequence share a copy as those with samples of their own do.
+    // Ranks with different parts of a sequence share a copy of the parameters, as ranks with different samples do.
     let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::ShardContext));
     let Some(sharding) = sharding else {
         return match mesh.size(Axis::Shard) {
             1 => Ok(()),
-            // Along this axis experts are divided, and nothing else.
+            // Only experts are divided along this axis.
             _ if mesh.size(Axis::Expert) > 1 => Ok(()),
             shard => Err(Error::invalid_argument(format!(
                 "the mesh {mesh} spreads parameters over {shard} ranks and no sharding was chosen: set \
@@ -306,7 +307,7 @@ fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
     if own.size(Axis::Shard) == shard {
         return Ok(());
     }
-    // The ranks of a shard, each of which has parts of sequences now.
+    // Ranks of one shard, which now read different parts of sequences.
     let is_inside = sharding.strategy == Strategy::Hybrid(mesh.size(Axis::Shard));
     if (sharding.strategy == Strategy::Zero3 || is_inside) && shard > 1 {
         sharding.strategy = Strategy::Hybrid(shard);

@@ -51,8 +51,8 @@ impl From<usize> for BatchSizes<'_> {
     }
 }
 
-/// Runs the body with smaller and smaller batch sizes until one fits into memory. After each one that does not,
-/// `clean_up` discards what it has left behind.
+/// Runs the body with smaller and smaller batch sizes until one fits into memory. After each failed attempt, `clean_up`
+/// discards its remains.
 pub(crate) fn find<R, E: Into<Error>>(
     job: &Arc<Job>,
     BatchSizes { start, next }: BatchSizes<'_>,
@@ -68,7 +68,7 @@ pub(crate) fn find<R, E: Into<Error>>(
     let mut smallest = start;
     while size > 0 {
         smallest = size;
-        // tch's operators without `f_` panic with libtorch's error.
+        // tch's operators without the prefix `f_` panic with libtorch's error.
         let mut attempt = || catch_unwind(AssertUnwindSafe(|| body(size).map_err(Into::into)));
         let fits = match Attempt::begin(job) {
             Some(together) => together.decide(attempt())?,
@@ -91,7 +91,7 @@ pub(crate) fn find<R, E: Into<Error>>(
     Err(TrainError::NoBatchSize { start, smallest }.into())
 }
 
-/// The result; `None` when memory ran out.
+/// Returns the result of the only rank. `None` if memory ran out.
 fn alone<R>(outcome: Outcome<R>) -> Result<Option<R>> {
     match (End::of(&outcome), outcome) {
         (End::OutOfMemory, _) => Ok(None),

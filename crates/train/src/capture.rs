@@ -51,17 +51,17 @@ pub struct CapturedStep<'a, B, R> {
     body: Body<'a, B, R>,
     /// Recordings by the shapes of the batch.
     recordings: HashMap<Vec<Form>, Recording<B, R>>,
-    /// Batches that ran as they are.
+    /// Number of batches that ran without a recording.
     runs: usize,
-    /// Reason why nothing is recorded.
+    /// Reason why steps are not recorded.
     plain: Option<String>,
-    /// Error of a setting that was refused, which the first run returns.
+    /// Error of an invalid setting, which the first run returns.
     refused: Option<Error>,
 }
 
 pub(crate) type Body<'a, B, R> = Box<dyn FnMut(&B) -> Result<R> + 'a>;
 
-/// A tensor's shape, kind and place.
+/// Shape, kind and device of a tensor.
 type Form = (Vec<i64>, Kind, Device);
 
 struct Recording<B, R> {
@@ -136,7 +136,7 @@ where
         }
         match self.replay(&forms, batch)? {
             Some(results) => Ok(results),
-            // The recording failed, and nothing was done.
+            // The recording failed before anything was executed.
             None => (self.body)(batch),
         }
     }
@@ -157,7 +157,7 @@ where
 
     fn replay(&mut self, forms: &[Form], batch: &B) -> Result<Option<R>> {
         let job = Arc::clone(&self.processes.job);
-        // Schedules that had to wait for the last step come first: they may change what was recorded by value.
+        // Schedules that had to wait for the last step come first: they may change values that were recorded by value.
         self.accumulator.settle()?;
         let Some(recording) = self.recordings.get_mut(forms) else { return Ok(None) };
         let ready = recording.recorded.as_mut().is_some_and(|it| !it.is_stale());
@@ -168,18 +168,18 @@ where
         let Some(recording) = self.recordings.get_mut(forms) else { return Ok(None) };
         if let Some(recorded) = &mut recording.recorded {
             let group = self.processes.group();
-            // Its last collectives may never end, or have been aborted.
+            // Its last collectives may never end, or may have been aborted.
             group.as_ref().map_or(Ok(()), ProcessGroup::watched)?;
             recorded.replay()?;
             if let (Some(group), Some(done)) = (group, StreamEvent::record(job.device)?) {
                 group.watch("replay", move || done.is_done())?;
             }
         }
-        // The next replay writes over them.
+        // The next replay overwrites them.
         copied(&recording.results).map(Some)
     }
 
-    /// Records the step; false, with a warning, where it cannot be.
+    /// Records the step. Returns `false`, after a warning, if it cannot be recorded.
     fn record(&mut self, forms: &[Form]) -> Result<bool> {
         let job: &Arc<Job> = &self.processes.job;
         let Some(Recording { batch, .. }) = self.recordings.remove(forms) else { return Ok(false) };
@@ -188,8 +188,8 @@ where
         let body = &mut self.body;
         let recorded = RecordingGuard::begin(&job.recorder, job.device, shared).and_then(|guard| {
             let results = body(&batch);
-            // Ends the recording also after a failure, because the stream has to leave it. The body's error is the
-            // better description of the cause.
+            // Also ends the recording after a failure, because the stream must leave capture mode. The body's error
+            // describes the cause better.
             let recorded = guard.end();
             let results = results?;
             Ok((recorded?, results))
@@ -218,7 +218,7 @@ where
     }
 }
 
-/// Returns the reason why steps run as they are; `None` where they can be recorded.
+/// Returns the reason why steps cannot be recorded. `None` if they can.
 fn cannot_record(gradients: &Gradients, comm_hook: &CommHook) -> Option<String> {
     let Gradients { processes, accumulator, .. } = gradients;
     let gloo = |group: &ProcessGroup| matches!(group.backend(), Backend::Gloo(_));
@@ -247,7 +247,7 @@ fn cannot_record(gradients: &Gradients, comm_hook: &CommHook) -> Option<String> 
 }
 
 impl<B: TensorTree<Owned = B>, R> Recording<B, R> {
-    /// Copies a batch to where the step reads it.
+    /// Copies a batch into the tensors that the recorded step reads.
     fn fill(&self, batch: &B) -> Result<()> {
         let mut places = Vec::new();
         self.batch.visit(&mut |tensor| places.push(tensor.shallow_clone()));

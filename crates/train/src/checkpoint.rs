@@ -92,7 +92,7 @@ pub struct HookHandle {
     number: u64,
 }
 
-/// State that ranks save together with the registered objects.
+/// State that the ranks save in addition to the registered objects.
 #[derive(Default)]
 pub(crate) struct Together {
     pub(crate) loss_check: Option<Arc<LossCheck>>,
@@ -148,8 +148,7 @@ impl Checkpoints {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns checkpoints of the same objects, with the same project and hooks, for models that are sharded in another
-    /// way.
+    /// Returns checkpoints of the same objects, with the same project and hooks, for models with another sharding.
     pub(crate) fn with_sharding(
         &self,
         loss_check: Option<Arc<LossCheck>>,
@@ -326,7 +325,7 @@ impl Checkpoints {
         &self.inner.registry
     }
 
-    /// Fails for weights that a GPU has corrupted and that no later step has reported: they are not saved.
+    /// Fails if weights were corrupted on a GPU and no later step has reported it: such weights are not saved.
     pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
         self.inner.weights_may_be_saved()
     }

@@ -25,12 +25,12 @@ impl ContextRanks {
         self.method
     }
 
-    /// Returns what models are built with.
+    /// Returns the context with which models are built.
     pub(crate) fn of_models(&self) -> ContextParallel {
         ContextParallel { group: Some(self.group.clone()), method: self.method }
     }
 
-    /// Fails for a model that would compute whole sequences on each of the ranks.
+    /// Fails for a model that would compute whole sequences on each rank.
     pub(crate) fn check<M>(&self, model: &Model<M>) -> Result<()> {
         let ranks =
             model.context_parallel().and_then(|it| it.group.as_ref()).map_or(1, ProcessGroup::size);
@@ -53,7 +53,7 @@ impl ContextRanks {
         Ok(())
     }
 
-    /// Fails for what does not work where ranks have parts of sequences.
+    /// Fails for an operation that is not supported if ranks have parts of sequences.
     pub(crate) fn refuse(&self, what: &str, instead: &str) -> Error {
         Error::invalid_argument(format!(
             "{what} does not work where ranks have parts of each sequence (mesh {}): {instead}",

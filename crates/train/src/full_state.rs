@@ -144,7 +144,7 @@ impl PreparedOptimizer {
         let processes = self.everyone();
         let value = processes.on_main_process(|| {
             let state = state.ok_or_else(no_state)?;
-            // A part would fit the ranks' own states, and every rank would continue from rank 0's part.
+            // A part would fit each rank's own state, so every rank would continue from rank 0's part.
             state.to_value().try_map(&mut |place, tensor| match parts.get(place) {
                 Some(part) if tensor.size() != sizes(part) => Err(mismatch(format!(
                     "`{place}` has shape {:?} in the optimizer's state, expected that of the whole, {:?}",
@@ -156,7 +156,7 @@ impl PreparedOptimizer {
         })?;
         let own = processes.broadcast_values(value, &mut |place, whole| {
             match parts.get(place) {
-                // A copy, so that the whole tensor goes.
+                // A copy, so that the memory of the whole tensor is freed.
                 Some(part) => copied(&part.take(&whole)?, whole.device()),
                 None => Ok(whole),
             }

@@ -21,29 +21,29 @@ use crate::error::MemoryPlan;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
 
-/// The process's place and its connections. Shared by everything that was prepared.
+/// The process's rank and its connections, shared by everything that was prepared.
 pub(crate) struct Job {
     pub(crate) world: World,
-    /// `None` when there is one rank.
+    /// Process groups. `None` with one rank.
     groups: Option<Groups>,
     pub(crate) device: Device,
     /// Reason why a program that was built for GPUs runs on the CPU. `None` if the CPU was requested.
     pub(crate) missing_gpu: Option<CudaUnavailable>,
     /// Reproducibility of matrix products on the CPU.
     pub(crate) products: Products,
-    /// The time limit of joining and of every collective.
+    /// Time limit of joining and of every collective.
     pub(crate) timeout: Duration,
     /// `true` if ranks compare their collectives and check losses.
     pub(crate) debug: bool,
-    /// Saves begun: the same number on all ranks, which all save together.
+    /// Number of saves begun: the same on all ranks, which save together.
     pub(crate) saves: AtomicU64,
-    /// Attempts of a batch size: the same number on all ranks.
+    /// Number of attempts with a batch size: the same on all ranks.
     pub(crate) tries: AtomicU64,
-    /// Accelerators that check losses: the same number on all ranks.
+    /// Number of Accelerators that check losses: the same on all ranks.
     pub(crate) loss_checks: AtomicU64,
-    /// Planned memory of the last sharded model, for errors.
+    /// Memory plan of the last sharded model, for errors.
     pub(crate) memory_plan: Mutex<Option<MemoryPlan>>,
-    /// Work that a recorded step has to do on the host at each replay.
+    /// Host work of a recorded step at each replay.
     pub(crate) recorder: Recorder,
 }
 
@@ -53,17 +53,17 @@ impl Job {
         self.groups.as_ref().map(Groups::world)
     }
 
-    /// The ranks of this host, when there are several hosts.
+    /// Returns the group of the ranks of this host. `None` with one host.
     pub(crate) fn host_group(&self) -> Option<ProcessGroup> {
         self.groups.as_ref().and_then(Groups::host)
     }
 
-    /// Returns the store for messages beside the collectives. `None` with one rank.
+    /// Returns the store for messages besides the collectives. `None` with one rank.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.groups.as_ref().map(|groups| &groups.store)
     }
 
-    /// Returns the groups of a mesh, with parts of so many ranks. All ranks take part.
+    /// Returns the groups of a mesh with parts of `part` ranks. All ranks take part.
     pub(crate) fn sharding_groups(
         &self,
         mesh: &Mesh,
@@ -108,7 +108,7 @@ impl Job {
         }
     }
 
-    /// Makes a new group of all ranks: the old one is unusable.
+    /// Makes a new group of all ranks, in place of an unusable one.
     pub(crate) fn reconnect(&self, number: u64) -> Result<()> {
         match &self.groups {
             Some(groups) => groups.reconnect(&self.world, number),

@@ -149,7 +149,7 @@ impl<L> PreparedLoader<L> {
 }
 
 impl<L: Loader> LoaderInner<L> {
-    /// Continues the epoch at a mark.
+    /// Continues the epoch at a mark, with its seed.
     fn resume(&self, seed: u64, mark: Mark, total: u64) {
         self.loader.set_seed(seed);
         self.loader.set_epoch(mark.epoch);
@@ -181,7 +181,7 @@ impl<L: Loader> Checkpointed for LoaderInner<L> {
     fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
         let (seed, mut mark, total) = position::read(state).map_err(Error::invalid_argument)?;
         if worlds.saved != worlds.current && mark.batches > 0 {
-            // Another number of ranks has rounds of another size, so the rest is sharded again.
+            // With another number of ranks, rounds have another size, so the rest of the epoch is sharded again.
             mark = Mark { base: mark.samples, batches: 0, ..mark };
         }
         self.resume(seed, mark, total);
@@ -194,7 +194,7 @@ impl<L: Loader> Checkpointed for LoaderInner<L> {
 }
 
 stateful_handle!(
-    /// The order's seed, and the position in it, as of [`crate::Accelerator::save_state`].
+    /// Saves the order's seed and the position in it, as [`crate::Accelerator::save_state`] does.
     [<L: Loader>] PreparedLoader<L>, inner
 );
 
@@ -300,7 +300,7 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
         }
         let device = self.job.device;
         let batch = match &self.source {
-            // Over the group, batches come on the device of its messages.
+            // In dispatch mode, batches arrive on the device of the group's messages.
             Source::Dispatched(_) if device != Device::Cpu => {
                 batch.and_then(|batch| batch.try_map(|data| data.to_device(device)))
             }

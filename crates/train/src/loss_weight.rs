@@ -46,6 +46,6 @@ impl LossWeight {
 #[derive(Debug)]
 pub(crate) struct WeightedWindow {
     pub(crate) weight: Tensor,
-    /// The divisor of its losses so far: the whole weight is known at the last batch only.
+    /// Divisor of the losses so far: the whole weight is not known until the last batch.
     pub(crate) divisor: Tensor,
 }

@@ -47,13 +47,13 @@ pub struct PreparedModel<M> {
     /// Sharded parameters, in place of a reducer.
     sharded: Option<Arc<ShardedModel>>,
     inner: Arc<ModelInner>,
-    /// Settings with which another reduction is made.
+    /// Settings with which the reduction is made again.
     context: ModelContext,
     /// Stage of a pipeline, kept registered as long as the model exists.
     _stage: Option<Arc<StageModel>>,
 }
 
-/// A model but for its layers: the handle through which checkpoints reach it.
+/// State of a model without its layers, through which checkpoints access it.
 pub(crate) struct ModelInner {
     state: Mutex<ModelState>,
     /// `true` if the next backward averages gradients over the ranks.
@@ -81,7 +81,7 @@ pub(crate) struct ModelOptions {
     pub(crate) sync_batch_norm: bool,
 }
 
-/// The Accelerator's parts that a prepared model needs, also when parameters are frozen or unfrozen later.
+/// State of the Accelerator that a prepared model needs, also when parameters are frozen or unfrozen later.
 pub(crate) struct ModelContext {
     pub(crate) job: Arc<Job>,
     pub(crate) options: Arc<ModelOptions>,
@@ -95,11 +95,11 @@ pub(crate) struct ModelContext {
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
 
-/// Reduction of the gradients of those parameters that were trained when it was made.
+/// Reduction of the gradients of the parameters that were trained when it was made.
 #[derive(Default)]
 struct Reduction {
     reducer: Option<Reducer>,
-    /// Reducer of experts that other ranks hold, too, with expert parallelism.
+    /// Reducer of experts of which other ranks have copies, with expert parallelism.
     experts: Option<Reducer>,
     /// Communication hook with a state.
     hook: Option<Arc<dyn StatefulHook>>,
@@ -109,14 +109,14 @@ struct Reduction {
 }
 
 impl ModelContext {
-    /// Puts a model on the process's device and into its memory format. Returns `true` if it has its channels last.
+    /// Moves a model to the process's device and converts its memory format. Returns `true` if it is channels last.
     pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {
         model.check_trainable()?;
         if model.device() != self.job.device {
             let moved = model.to_device(self.job.device);
             self.job.explain_memory(MOVE_OF_MODEL, moved)?;
         }
-        // Rows of shards are contiguous.
+        // Rows of shards must be contiguous.
         let channels_last =
             self.sharded.is_none() && memory_format::channels_last(model, &self.numerics);
         if channels_last {
@@ -125,7 +125,7 @@ impl ModelContext {
         Ok(channels_last)
     }
 
-    /// Returns all ranks of the job: those with other samples, parts of layers, and stages.
+    /// Returns all ranks of the job, including those with other samples, parts of layers or stages.
     pub(crate) fn everyone(&self) -> Processes {
         match (&self.pipeline, &self.tensor) {
             (Some(pipeline), _) => pipeline.everyone().clone(),
@@ -166,7 +166,7 @@ impl ModelContext {
         Ok(Reduction { reducer: Some(reducer), experts, hook, checked, frozen })
     }
 
-    /// Replaces parameters by those of the first rank that has the same.
+    /// Replaces parameters by those of the first rank that has the same ones.
     fn broadcast_values<M>(
         &self,
         model: &Model<M>,
@@ -184,7 +184,7 @@ impl ModelContext {
 }
 
 impl<M> PreparedModel<M> {
-    /// Prepares a model that is in its place. All ranks take part.
+    /// Prepares a model that is on its device. All ranks take part.
     pub(crate) fn new(mut model: Model<M>, context: ModelContext) -> Result<Self> {
         let group = context.job.group();
         match &context.tensor {
@@ -214,7 +214,7 @@ impl<M> PreparedModel<M> {
         };
         let reduction = context.reduce(&model)?;
         if let (Some(group), None) = (&group, &sharded) {
-            // Frozen parameters are broadcast like buffers at the start, but never again.
+            // Frozen parameters are broadcast like buffers at the start, but not again.
             context.broadcast_values(&model, &reduction.frozen, group)?;
             if context.pipeline.is_some() {
                 broadcast_all(group, &model.trainable_parameters())?;
@@ -230,7 +230,7 @@ impl<M> PreparedModel<M> {
                     None => model.parameters(),
                 };
                 let divided = tensor.add(&model, &stepped, sharded.is_some())?;
-                // Ranks with other experts have other rows of all else, and the same values already.
+                // Ranks with other experts have other rows of everything else, whose values are already equal.
                 if !tensor.divides_experts() {
                     let mut whole = stepped;
                     whole.retain(|it| !divided.is_part(&it.tensor));
@@ -284,7 +284,7 @@ impl<M> PreparedModel<M> {
         if grad_enabled() {
             self.check_frozen()?;
         }
-        // In a pipeline's step the parameters are whole, and units have nothing to do.
+        // In a pipeline's step the parameters are already whole, so units need not gather them.
         if let Some(sharded) = self.sharded.as_ref().filter(|_| self.context.pipeline.is_none()) {
             return self.sharded_forward(sharded, input);
         }
@@ -294,8 +294,8 @@ impl<M> PreparedModel<M> {
             return self.computed(input);
         }
         let sync = self.inner.sync.load(Ordering::Relaxed);
-        // In evaluation the buffers stay as they are: one message after the last training step, and
-        // none when ranks have unequal numbers of batches to evaluate.
+        // In evaluation the buffers are not changed: they are sent once after the last training step, and not at all in
+        // evaluations with unequal numbers of batches.
         if grad_enabled() || self.inner.buffers_differ.load(Ordering::Relaxed) {
             reducers().try_for_each(|reducer| reducer.before_forward(sync))?;
             self.inner.buffers_differ.store(false, Ordering::Relaxed);
@@ -332,8 +332,8 @@ impl<M> PreparedModel<M> {
         Ok(())
     }
 
-    /// Compares the frozen parameters with what `prepare` saw. A model without frozen parameters, as most
-    /// are, pays nothing.
+    /// Compares the frozen parameters with those at the time of `prepare`. Costs nothing for a model without frozen
+    /// parameters.
     fn check_frozen(&self) -> Result<()> {
         let mut frozen = self.reduction.frozen.iter();
         let thawed = match &self.sharded {
@@ -350,7 +350,7 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    /// The model alone, with the Accelerator's precision.
+    /// Runs the model itself, with the Accelerator's precision.
     fn computed<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
@@ -418,12 +418,12 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    /// Returns all ranks of the job, those included that have other parts or stages of the model.
+    /// Returns all ranks of the job, including those that have other parts or stages of the model.
     pub(crate) fn everyone(&self) -> Processes {
         self.context.everyone()
     }
 
-    /// Returns the tensors in which the gradients of a pipeline's step end.
+    /// Returns the tensors to which a pipeline's step adds gradients.
     pub(crate) fn stepped(&self) -> Stepped<'_> {
         Stepped {
             tensors: self.trainable_parameters(),
@@ -516,12 +516,12 @@ impl ModelState {
         let (trained, buffers) = (model.trainable_parameters(), names(model.buffers()));
         let tensors = model.state_dict().into_iter().map(|(name, detached)| {
             if let Some(tensor) = sharded.as_ref().and_then(|it| it.shard(&name)) {
-                // A tied parameter has its gradient once.
+                // The gradient of a tied parameter is listed once.
                 let is_first = model.parameter_name(&name).is_none_or(|first| first == name);
                 let trained = tensor.requires_grad() && is_first;
                 return ModelTensor { name, tensor, trained, buffer: false };
             }
-            // The parameter itself where it is trained: it has the gradient.
+            // The parameter itself if it is trained, because it has the gradient.
             let parameter = trained.iter().find(|parameter| parameter.name == name);
             let tensor = parameter.map_or(detached, |p| p.tensor.shallow_clone());
             let (trained, buffer) = (parameter.is_some(), buffers.contains(&name));
@@ -596,7 +596,7 @@ impl Checkpointed for ModelInner {
 }
 
 impl<M> Trainable for PreparedModel<M> {
-    /// The shards of a sharded model: what an optimizer steps.
+    /// Returns the tensors that an optimizer steps: for a sharded model, its shards.
     fn trainable_parameters(&self) -> Vec<NamedTensor> {
         match &self.sharded {
             Some(sharded) => {
@@ -610,7 +610,7 @@ impl<M> Trainable for PreparedModel<M> {
 }
 
 stateful_handle!(
-    /// The tensors under their names: parameters and saved buffers. A load copies into them in place.
+    /// Saves the parameters and saved buffers under their names. A load copies into them in place.
     [<M>] PreparedModel<M>, inner
 );
 
@@ -632,7 +632,7 @@ fn handles(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
     tensors.iter().map(handle).collect()
 }
 
-/// Fails for a model of which each rank of a tensor group has a part, where the Accelerator has no such groups.
+/// Fails for a model of which ranks have parts, if the Accelerator has no tensor group.
 fn check_whole<M>(model: &Model<M>) -> Result<()> {
     match model.divided_parameters().first() {
         None => Ok(()),
@@ -644,13 +644,13 @@ fn check_whole<M>(model: &Model<M>) -> Result<()> {
     }
 }
 
-/// The names of parameters of which each rank has some experts.
+/// Returns the names of parameters of which each rank has some experts.
 fn expert_parts<M>(model: &Model<M>) -> HashSet<String> {
     let divided = model.divided_parameters().into_iter();
     divided.filter(|it| it.is_expert).map(|it| it.name).collect()
 }
 
-/// Fails for a model of which this rank has some stages, where the Accelerator has no pipeline.
+/// Fails for a model of which this rank has some stages, if the Accelerator has no pipeline.
 fn check_all_stages<M>(model: &Model<M>) -> Result<()> {
     match model.pipeline().filter(|it| it.stage_ranks().iter().any(|rank| *rank != it.rank())) {
         None => Ok(()),

@@ -60,7 +60,7 @@ pub(crate) struct OptimizerInner {
     pipeline: Option<Arc<PipelineRanks>>,
 }
 
-/// The groups' learning rates as a tensor on the device, so that launched or recorded kernels contain none of their
+/// The groups' learning rates as a tensor on the device, so that launched or recorded kernels do not contain their
 /// values.
 #[derive(Debug)]
 struct DeviceRates {
@@ -71,12 +71,12 @@ struct DeviceRates {
     /// `true` if a momentum or a weight decay has changed since a step was recorded with its value.
     others_change: AtomicBool,
     tensor: Mutex<Option<Tensor>>,
-    /// Learning rates in the tensor.
+    /// Learning rates that the tensor contains.
     uploaded: Mutex<Vec<f64>>,
 }
 
 impl DeviceRates {
-    /// Writes the rates that have changed since the last time.
+    /// Writes the rates that have changed since the last call.
     fn upload(&self, optimizer: &Optimizer) -> Result<()> {
         if self.by_value {
             return Ok(());
@@ -91,7 +91,7 @@ impl DeviceRates {
         let Some(tensor) = &*tensor else { return Ok(()) };
         for (group, (&rate, uploaded)) in rates.iter().zip(uploaded.iter_mut()).enumerate() {
             if rate.to_bits() != uploaded.to_bits() {
-                // A kernel with the value among its arguments: no copy from the host, which would have to wait.
+                // A kernel with the value among its arguments: a copy from the host would have to wait.
                 let _ = tensor.f_select(0, group as i64)?.f_fill_(rate)?;
                 *uploaded = rate;
             }
@@ -108,8 +108,7 @@ impl DeviceRates {
         })
     }
 
-    /// Returns `true` if the launched operations of a step depend on learning rates and overflows only through tensors
-    /// on the device.
+    /// Returns `true` if the kernels of a step read learning rates and overflows only from tensors on the device.
     fn suffice(&self) -> bool {
         !self.by_value && !self.others_change.load(Ordering::Relaxed)
     }
@@ -122,10 +121,10 @@ impl DeviceRates {
     }
 }
 
-/// An optimizer's step within a recorded step.
+/// An optimizer's step that is part of a recorded step.
 struct RecordedStep {
     inner: Arc<OptimizerInner>,
-    /// The momenta and weight decays, which the step has by value.
+    /// Momenta and weight decays as recorded by value.
     recorded: Vec<u64>,
 }
 
@@ -150,16 +149,17 @@ impl AtReplay for RecordedStep {
     }
 }
 
-/// The numbers of each group that kernels get by value where its learning rate is on the device.
+/// Returns the numbers of each group that kernels get by value even if its learning rate is on the device.
 fn by_value(optimizer: &Optimizer) -> Vec<u64> {
     let groups = optimizer.groups();
     groups.iter().flat_map(|it| [it.momentum(), it.weight_decay()]).map(f64::to_bits).collect()
 }
 
-/// An optimizer's step between two recorded parts of a step: kernels that get numbers by value are launched anew.
+/// An optimizer's step between two recorded parts of a step: kernels that get numbers by value are launched again at
+/// each replay.
 struct StepBetween {
     inner: Arc<OptimizerInner>,
-    /// The parameters and their gradients in the recording: those of the parameters may be of another one.
+    /// Parameters with the gradients of this recording: the parameters' current gradients may belong to another one.
     gradients: Vec<(Tensor, Tensor)>,
     /// Overflow flag of the gradients, written by the recording.
     found: Option<Tensor>,
@@ -208,7 +208,7 @@ impl PreparedOptimizer {
         let loss_check =
             loss_check.map(|check| (Arc::clone(check), check.watch_optimizer(&optimizer)));
         let job = &gradients.processes.job;
-        // A rule of the program's that does not take them is stepped with numbers of the host.
+        // A custom rule that does not take numbers from the device is stepped with the host's.
         let on_device = job.device.device_kind().is_some() && optimizer.takes_device_scalars();
         let rates = on_device.then(|| DeviceRates {
             device: job.device,
@@ -249,24 +249,24 @@ impl PreparedOptimizer {
         self.inner.pipeline.as_deref()
     }
 
-    /// Returns the names of the parameters that it steps.
+    /// Returns the names of the parameters that the optimizer steps.
     pub(crate) fn parameter_names(&self) -> Result<HashSet<String>> {
         let state = self.inner.settled()?.state_dict()?;
         Ok(state.parameters.into_iter().map(|parameter| parameter.name).collect())
     }
 
-    /// Returns the edges of the layers that ranks divide.
+    /// Returns the tensor region with which ranks divide layers.
     pub(crate) fn region(&self) -> TensorRegion {
         let tensor = self.inner.tensor.as_ref();
         tensor.map_or_else(TensorRegion::default, |it| TensorRegion::new(it.group().clone()))
     }
 
-    /// Returns what this rank has of the tensors of its state, by their places in it.
+    /// Returns the parts that this rank has of the tensors of the optimizer's state, by their places in it.
     pub(crate) fn parts(&self) -> HashMap<String, Part> {
         Checkpointed::parts(&*self.inner)
     }
 
-    /// Returns the ranks that share one copy of the parameters, where it steps shards.
+    /// Returns the ranks that share one copy of the parameters. `None` if the optimizer steps no shards.
     pub(crate) fn gather_group(&self) -> Option<ProcessGroup> {
         self.inner.sharded.as_ref()?.group_of(&self.inner.optimizer)
     }
@@ -359,7 +359,7 @@ impl OptimizerInner {
         Ok(&self.optimizer)
     }
 
-    /// Marks that the device decides whether the step is made.
+    /// Records that the device decides whether the step is made.
     fn decide_later(&self) {
         if let Some(scaler) = &self.scaler {
             self.accumulator.set_skipped_later(scaler);
@@ -376,14 +376,14 @@ impl OptimizerInner {
         }
         let outcome = self.step_now();
         if let Some(sharded) = &self.sharded {
-            // Also of a step that failed in its middle: some shards may have changed.
+            // Also after a step that failed: some shards may have changed.
             sharded.stepped(&self.optimizer)?;
         }
         outcome
     }
 
     fn step_now(self: &Arc<Self>) -> Result<()> {
-        // A sharded model that was prepared later may have made a rule one that takes no numbers from the device.
+        // A sharded model that was prepared later may require a rule that takes no numbers from the device.
         let rates = self.rates.as_ref().filter(|_| self.optimizer.takes_device_scalars());
         if let Some(rates) = rates {
             return self.step_on_device(rates);
@@ -397,13 +397,13 @@ impl OptimizerInner {
             return optimizer.step();
         };
         let stepped = scaler.step(&mut optimizer);
-        // A device that keeps the scale has reported the result by now.
+        // A device that keeps the scale has reported the result of the last step by now.
         self.accumulator.set_skipped(scaler.settle()?);
         stepped.map(drop)
     }
 
-    /// Steps with learning rates and overflows that are on the device, so that the host waits for nothing but the
-    /// results of earlier steps.
+    /// Steps with learning rates and overflows on the device, so that the host waits only for the results of earlier
+    /// steps.
     fn step_on_device(self: &Arc<Self>, rates: &DeviceRates) -> Result<()> {
         let recording = self.job.recorder.is_recording();
         if !recording {
@@ -424,7 +424,7 @@ impl OptimizerInner {
         let stepped = rates.step(&self.optimizer, found.as_ref());
         self.job.explain_memory("the optimizer's step", stepped)?;
         if recording {
-            // It was recorded and not made.
+            // The step was recorded, not executed.
             self.optimizer.clone().count_launched(-1);
             let recorded = by_value(&self.optimizer);
             self.job.recorder.at_each_replay(RecordedStep { inner: Arc::clone(self), recorded });
@@ -434,7 +434,7 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// Cuts the recording in two, with this step between them.
+    /// Ends the recording and begins another one, with this step between the two.
     fn step_between(self: &Arc<Self>, found: Option<Tensor>) -> Result<()> {
         if self.rates.is_none() && self.scaler.is_some() {
             return Err(Error::invalid_argument(
@@ -469,13 +469,13 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// An error when the gradients come from a loss that was not finite.
+    /// Fails if the gradients come from a loss that was not finite.
     fn losses_admit(&self) -> Result<()> {
         let Some((check, watched)) = &self.loss_check else {
             return Ok(());
         };
         let outcome = check.before_step(watched);
-        // A program that leaves the batch out leaves the schedule where it is.
+        // A program that skips the batch does not advance the schedule.
         self.accumulator.set_skipped(loss_is_not_finite(&outcome));
         outcome
     }
@@ -500,7 +500,7 @@ impl Checkpointed for OptimizerInner {
         ObjectKind::Optimizer
     }
 
-    /// The values were read for this alone, and are kept as they are.
+    /// Takes over the tensors without a copy, since they were read for this load.
     fn restore(&self, state: &Value<Tensor>, _worlds: &Worlds) -> Result<()> {
         let state = OptimizerState::from_value(state, Tensor::shallow_clone)
             .map_err(Error::invalid_argument)?;
@@ -521,11 +521,11 @@ impl Checkpointed for OptimizerInner {
 }
 
 stateful_handle!(
-    /// The optimizer's state, under PyTorch's names.
+    /// Saves the optimizer's state under PyTorch's names.
     [] PreparedOptimizer, inner
 );
 
-/// The parameters that it steps.
+/// Calls `f` with the parameters that the optimizer steps.
 impl Parameters for PreparedOptimizer {
     fn each(&self, f: &mut dyn FnMut(&Tensor)) {
         self.inner.optimizer.each(f);

@@ -23,7 +23,7 @@ impl Parameters for Vec<NamedTensor> {
     }
 }
 
-/// The parameters that it steps.
+/// Calls `f` with the parameters that the optimizer steps.
 impl Parameters for Optimizer {
     fn each(&self, f: &mut dyn FnMut(&Tensor)) {
         self.with_parameters(|parameters| parameters.iter().for_each(|parameter| f(parameter)));

@@ -105,7 +105,7 @@ pub struct Pipeline {
     group: ProcessGroup,
     options: PipelineOptions,
     table: PipelineTable,
-    /// Known shapes and types of the activations sent from stage to stage.
+    /// Shapes and types of the activations between stages, as far as they were sent.
     forms: Forms,
 }
 
@@ -183,8 +183,9 @@ impl Pipeline {
         self.scaled_forward_backward(model, &stepped, batch, (1.0, &alone), loss)
     }
 
-    /// Runs [`Pipeline::forward_backward`] with gradients multiplied by a factor, and those of sums by a function of
-    /// their weight. A sharded model has whole parameters for the whole step, and its gradients are reduced once.
+    /// Runs [`Pipeline::forward_backward`] with gradients multiplied by a factor; gradients of losses that are sums are
+    /// also multiplied by a function of their weight. The parameters of a sharded model are whole during the step, and
+    /// its gradients are reduced once.
     pub(crate) fn scaled_forward_backward<M, B, L>(
         &self,
         model: &Model<M>,
@@ -271,13 +272,13 @@ impl Pipeline {
         })
     }
 
-    /// Runs a step. If it fails or panics, aborts the messages that are in flight.
+    /// Runs a step. If it fails or panics, aborts the messages in flight.
     fn whole<R>(&self, step: impl FnOnce() -> Result<R>) -> Result<R> {
         struct Ends<'a>(Option<&'a ProcessGroup>);
         impl Drop for Ends<'_> {
             fn drop(&mut self) {
                 if let Some(group) = self.0.filter(|group| group.size() > 1) {
-                    // The error that led here is the one to return.
+                    // The error of the step is the one to return.
                     let _ = group.abort();
                 }
             }
@@ -289,14 +290,14 @@ impl Pipeline {
     }
 }
 
-/// Cuts a batch into parts whose rows differ by one at most. The first parts have more.
+/// Cuts a batch into parts whose numbers of rows differ by one at most. The first parts have more.
 fn cut_rows<B: TensorTree>(batch: &B, rows: usize, parts: usize) -> Result<Vec<B::Owned>> {
     let (each, more) = (rows / parts, rows % parts);
     let start = |part: usize| part * each + part.min(more);
     (0..parts).map(|part| batch.narrow_rows(start(part)..start(part + 1))).collect()
 }
 
-/// The shapes and types of a tree's tensors.
+/// Returns the shapes and types of a tree's tensors.
 fn form_of(tree: &impl TensorTree) -> Vec<(Vec<i64>, tch::Kind)> {
     let mut form = Vec::new();
     tree.visit(&mut |tensor: &Tensor| form.push((tensor.size(), tensor.kind())));

@@ -18,7 +18,7 @@ use crate::precision::scaler::{GradScaler, GradScalerOptions};
 /// The floating-point type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Precision {
-    /// The model's own type: no autocast.
+    /// The model's own types, without autocast.
     #[default]
     No,
     /// Half precision (fp16): 16 bits with 5 for the exponent. Small gradients would underflow, so [`GradScaler`]
@@ -108,7 +108,7 @@ impl AutocastOptions {
 pub(crate) struct Numerics {
     pub(crate) autocast: AutocastOptions,
     pub(crate) float32_outputs: bool,
-    /// The type of outputs, where sharding names one.
+    /// Type of the outputs, if the sharding sets one.
     pub(crate) output: Option<Kind>,
     /// `true` if convolutional models are converted to channels last. `None` chooses the faster format.
     pub(crate) channels_last: Option<bool>,
@@ -128,7 +128,7 @@ pub(crate) struct NumericsOptions {
     pub(crate) math: MathOptions,
 }
 
-/// Settings of the whole process; `None` leaves one as it is.
+/// Settings of the whole process. `None` leaves a setting unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MathOptions {
     pub(crate) tf32: Option<bool>,
@@ -137,13 +137,13 @@ pub(crate) struct MathOptions {
 }
 
 impl MathOptions {
-    /// Applies the settings, for the first Accelerator of a job or a further one, and returns whether GPUs compute in
-    /// TF32 then.
+    /// Applies the settings, for the first Accelerator of a job or a further one, and returns `true` if GPUs then
+    /// compute in TF32.
     pub(crate) fn apply(self, first: bool, device: Device) -> Result<bool> {
         let Self { tf32, benchmark, deterministic } = self;
         let before = GpuMath::current()?;
         if device.device_kind().is_none() {
-            // libtorch may round products of some CPUs to TF32, too: here it is not turned on.
+            // libtorch may round products to TF32 on some CPUs, too. That is not enabled here.
             if let Some(deterministic) = deterministic {
                 GpuMath { deterministic, ..before }.apply();
             }
@@ -179,8 +179,8 @@ impl Default for NumericsOptions {
 }
 
 impl NumericsOptions {
-    /// Makes the type of autocast and that of sharded parameters agree: one that is not named follows the other. Inputs
-    /// and losses are of 32 bits, so operations of 16-bit parameters run under autocast.
+    /// Makes the type of autocast and that of sharded parameters agree: if only one of them is set, the other follows
+    /// it. Inputs and losses are of 32 bits, so operations of 16-bit parameters run under autocast.
     pub(crate) fn with_sharding(&mut self, mut sharding: Sharding) -> Result<Sharding> {
         let precision = match self.precision {
             Some(precision) => precision,
@@ -206,7 +206,7 @@ impl NumericsOptions {
         Ok(sharding)
     }
 
-    /// Returns the settings, and with fp16 the scaler of the loss.
+    /// Returns the settings, and with fp16 the loss scaler.
     pub(crate) fn decide(
         &self,
         job: &Arc<Job>,
@@ -247,7 +247,7 @@ fn from_env() -> Result<Option<Precision>> {
 }
 
 impl Numerics {
-    /// Autocast around a forward, when there is any to do.
+    /// Enables autocast for a forward, if it changes anything.
     pub(crate) fn scope(&self, device: Device) -> Result<Option<Autocast>> {
         match self.autocast {
             AutocastOptions { precision: Precision::No, .. } => Ok(None),
@@ -257,7 +257,7 @@ impl Numerics {
         }
     }
 
-    /// A forward's outputs for the loss.
+    /// Converts a forward's outputs to the type that the loss gets.
     pub(crate) fn outputs<T: TensorTree<Owned = T>>(&self, outputs: T) -> Result<T> {
         let converts = self.autocast.precision != Precision::No && self.float32_outputs;
         if !converts && self.output.is_none() {
@@ -274,7 +274,7 @@ impl Numerics {
     }
 }
 
-/// Returns a warning about this precision on this device.
+/// Returns a warning if this device is slow in this precision.
 pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
     if device == Device::Cpu {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").ok()?;

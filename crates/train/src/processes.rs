@@ -150,12 +150,12 @@ impl Processes {
     /// Prints a warning on the first process of each host.
     pub(crate) fn warn(&self, what: &str) {
         if self.is_local_main_process() {
-            // A reader that went away must not end the training.
+            // A closed stream must not end the training.
             let _ = std::io::stderr().lock().write_all(format!("brigade: {what}\n").as_bytes());
         }
     }
 
-    /// The group, whose operations name the caller's place in the user's program.
+    /// Returns the group, whose operations record the caller's location in the user's program.
     #[track_caller]
     pub(crate) fn traced(&self) -> Option<ProcessGroup> {
         let here = Location::caller();
@@ -172,7 +172,7 @@ impl fmt::Debug for Processes {
     }
 }
 
-/// Seeds libtorch's generators, and the loaders that this thread makes from now on.
+/// Seeds libtorch's generators, and the loaders that this thread makes afterwards.
 pub(crate) fn set_seed(seed: i64) {
     tch::manual_seed(seed);
     brigade_data::set_thread_seed(seed as u64);

@@ -7,7 +7,7 @@ use brigade_torch::{Graph, GraphRecording, Result};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
-/// Host work of a part of a recorded step, done at each replay.
+/// Work of the host for a part of a recorded step, done at each replay.
 pub(crate) trait AtReplay: Send {
     /// Runs before the step is queued on the device.
     fn before(&mut self) -> Result<()> {
@@ -37,7 +37,7 @@ pub(crate) struct Recorder {
     recorded: Mutex<Recorded>,
 }
 
-/// A step as far as it is recorded: graphs, and what happens around them.
+/// A recorded step: graphs, and the work of the host around them.
 #[derive(Default)]
 pub(crate) struct Recorded {
     parts: Vec<Box<dyn AtReplay>>,
@@ -71,14 +71,14 @@ impl Recorder {
         let next = GraphRecording::begin(device, before)?;
         recorded.open = Some(next);
         drop(recorded);
-        // libtorch warns of a graph without operations, as the one behind the last part of a step may be.
+        // libtorch warns about a graph without operations, which the one after the last part of a step may be.
         let _ = Tensor::f_zeros([1], (Kind::Float, device))?;
         Ok(())
     }
 }
 
 impl Recorded {
-    /// Returns a graph of it, whose memory another recording may share.
+    /// Returns one of the step's graphs, whose memory another recording may share.
     pub(crate) fn last_graph(&self) -> Option<&Graph> {
         self.graphs.last()
     }

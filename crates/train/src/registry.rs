@@ -29,10 +29,10 @@ use crate::stateful::Stateful;
 
 /// The objects that a checkpoint holds.
 ///
-/// What was prepared is the program's: the registry holds it weakly, and what the program drops is not saved any more.
-/// Accelerate keeps prepared objects until `free_memory`; here a model that is dropped gives its memory back, and a
-/// body that prepares its objects anew, as that of `find_executable_batch_size`, does not find those of its last try
-/// among them. Objects that a program registers by a call are kept, as that call documents.
+/// Prepared objects belong to the program: the registry holds them weakly, and an object that the program has dropped
+/// is no longer saved. Accelerate keeps prepared objects until `free_memory`; here the memory of a dropped model is
+/// freed, and a body that prepares its objects again, such as that of `find_executable_batch_size`, does not save those
+/// of its last attempt as well. Objects that a program registers by a call are kept, as that call documents.
 #[derive(Default)]
 pub(crate) struct Registry {
     prepared: Mutex<Vec<Weak<dyn Checkpointed>>>,
@@ -40,33 +40,33 @@ pub(crate) struct Registry {
     kept: Mutex<Vec<Arc<dyn Checkpointed>>>,
 }
 
-/// An object of the registry: its state, and how a checkpoint files it.
+/// An object of the registry: its state, and how a checkpoint stores it.
 pub(crate) trait Checkpointed: Stateful + Send + Sync {
-    /// Returns its kind, which names its files.
+    /// Returns the kind of the object, which determines the names of its files.
     fn kind(&self) -> Kind;
 
-    /// Continues from a state that was checked, of a run with perhaps another number of ranks.
+    /// Restores a validated state, which may come from a run with another number of ranks.
     fn restore(&self, state: &Value<Tensor>, _worlds: &Worlds) -> Result<()> {
         self.load_state_dict(state)
     }
 
-    /// Returns the communication hook with a state, which differs between ranks.
+    /// Returns the communication hook, if it has a state, which differs between ranks.
     fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
         None
     }
 
-    /// Returns a model's tensors: a checkpoint reads straight into them, and `restore` is not called.
+    /// Returns the tensors of a model, into which a checkpoint reads directly; `restore` is then not called.
     fn tensors(&self) -> Option<Vec<ModelTensor>> {
         None
     }
 
-    /// Returns the optimizer that it is.
+    /// Returns the optimizer, if the object is one.
     fn optimizer(&self) -> Option<Optimizer> {
         None
     }
 
-    /// Returns what this rank has of tensors that are spread over ranks: of a model by the tensor's name, of an optimizer
-    /// by the name of the parameter, whose states are spread in the same way.
+    /// Returns this rank's parts of tensors that are spread over ranks. For a model they are keyed by the tensor's
+    /// name, for an optimizer by the name of the parameter, whose states are spread in the same way.
     fn parts(&self) -> HashMap<String, Part> {
         HashMap::new()
     }
@@ -79,7 +79,7 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
         Ok(())
     }
 
-    /// Returns the number of samples of all ranks that it has counted.
+    /// Returns the number of samples of all ranks that the object has counted.
     fn samples(&self) -> Option<u64> {
         None
     }
@@ -118,7 +118,7 @@ impl Checkpointed for GradScaler {
     }
 }
 
-/// An object of the program's own.
+/// Stores a custom object.
 impl<T: Stateful + Send + Sync> Checkpointed for Arc<T> {
     fn kind(&self) -> Kind {
         Kind::Custom
@@ -149,7 +149,7 @@ impl<T: Stateful + Send + Sync + 'static> From<&Arc<T>> for CheckpointObject {
     }
 }
 
-/// A tensor of a model, with what decides how it is saved.
+/// A tensor of a model, with the properties that determine how it is saved.
 pub(crate) struct ModelTensor {
     pub(crate) name: String,
     pub(crate) tensor: Tensor,
@@ -192,7 +192,7 @@ impl Kind {
 }
 
 impl Registry {
-    /// Adds what `prepare` has made, and does not keep it. Every rank prepares the same things in the same order.
+    /// Adds a prepared object, and holds it weakly. Every rank prepares the same objects in the same order.
     pub(crate) fn register<S: Checkpointed + 'static>(&self, object: &Arc<S>) {
         let object: Arc<dyn Checkpointed> = Arc::<S>::clone(object);
         let mut prepared = self.prepared.lock();
@@ -200,7 +200,7 @@ impl Registry {
         prepared.push(Arc::downgrade(&object));
     }
 
-    /// Adds an object, and keeps it.
+    /// Adds an object, and keeps it alive.
     pub(crate) fn keep(&self, object: Arc<dyn Checkpointed>) {
         self.kept.lock().push(object);
     }
@@ -211,7 +211,7 @@ impl Registry {
         prepared.iter().filter_map(|object| object.upgrade()?.optimizer()).collect()
     }
 
-    /// Returns what this rank has of an object's tensors that are spread over ranks, by their places in its state.
+    /// Returns this rank's parts of an object's tensors that are spread over ranks, by their places in its state.
     pub(crate) fn parts_of(&self, object: &dyn Checkpointed) -> HashMap<String, Part> {
         let shards = object.shards();
         if shards.is_empty() {

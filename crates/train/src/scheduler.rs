@@ -38,7 +38,7 @@ use crate::stateful::{Stateful, stateful_handle};
 pub struct PreparedScheduler {
     inner: Arc<SchedulerInner>,
     with_optimizer: bool,
-    /// Steps that one call makes.
+    /// Number of steps that one call makes.
     stride: u64,
     /// Number of steps per call, as set by [`PreparedScheduler::step_per_process`].
     processes: u64,
@@ -101,7 +101,7 @@ impl PreparedScheduler {
         }
         let mut scheduler = scheduler.clone();
         if self.with_optimizer && !scheduler.watches_metric() {
-            // Only the step of an earlier window can be late: this batch makes no step.
+            // Only the step of an earlier window can be pending: this batch makes no step.
             if !accumulator.sync_gradients() {
                 return Ok(());
             }
@@ -181,7 +181,7 @@ impl SchedulerInner {
             return Ok(metric);
         };
         let metrics: Vec<f64> = group.all_gather_object(&metric)?;
-        // A mean of equal numbers need not be that number.
+        // The mean of equal numbers may differ from them by rounding.
         if metrics.iter().all(|it| it.to_bits() == metrics[0].to_bits()) {
             return Ok(metric);
         }
@@ -210,11 +210,11 @@ impl Checkpointed for SchedulerInner {
 }
 
 stateful_handle!(
-    /// The schedule and its position.
+    /// Saves the schedule and its position.
     [] PreparedScheduler, inner
 );
 
-/// A schedule that steps within a recorded step.
+/// A schedule's step that is part of a recorded step.
 struct StepSchedule(PreparedScheduler);
 
 impl AtReplay for StepSchedule {

@@ -42,14 +42,14 @@ use crate::precision::NumericsOptions;
 pub(crate) struct ShardedModels {
     sharding: Sharding,
     mesh: Mesh,
-    /// Shared with Accelerators of another precision, whose optimizers may step them.
+    /// Prepared models. Accelerators with another precision share the list, since their optimizers may step them.
     models: Arc<Mutex<Vec<Weak<ShardedModel>>>>,
 }
 
 /// A model whose parameters are spread over ranks.
 pub(crate) struct ShardedModel {
     sharder: Arc<Sharder>,
-    /// Behind a lock, since tensors are not shared between threads.
+    /// Parameters, behind a lock because tensors are not `Sync`.
     parameters: Mutex<Vec<ShardedParameter>>,
     /// Identities of all shards.
     shards: HashSet<TensorId>,
@@ -59,11 +59,11 @@ pub(crate) struct ShardedModel {
 pub(crate) struct ShardedParameter {
     /// Names of the parameter: several if it is tied.
     pub(crate) names: Vec<String>,
-    /// The model's own tensor, which has memory inside of its unit alone.
+    /// The model's own tensor, which has memory only while its unit computes.
     pub(crate) whole: Tensor,
     /// This rank's rows, which the optimizer steps.
     pub(crate) shard: Tensor,
-    /// `None` for a parameter without dimensions, which every rank has whole.
+    /// This rank's part. `None` for a parameter without dimensions, which every rank has whole.
     pub(crate) part: Option<Part>,
     /// `true` if it belongs to this rank's experts of a mixture, whose rows are not sharded further.
     pub(crate) is_expert: bool,
@@ -84,16 +84,16 @@ pub(crate) struct ExpertLayout {
 }
 
 impl ExpertLayout {
-    /// Makes placements of rows those of a checkpoint's mesh, on which `ep` is the innermost part of `dp_shard`.
+    /// Converts placements of rows to those of a checkpoint's mesh, in which `ep` is the innermost part of `dp_shard`.
     fn split(&self, placements: &mut Vec<Placement>) {
-        // Without replicas and without other ranks of `dp_shard` its axis is `ep` itself.
+        // Without replicas and without other ranks of `dp_shard`, its axis is `ep` itself.
         let rows = placements.last().cloned();
         placements.resize(self.outer_axes + 1, rows.unwrap_or(Placement::Replicate));
     }
 }
 
 impl ShardedModels {
-    /// `experts` is the number of ranks that have experts between them.
+    /// Makes the settings. `experts` is the number of ranks that divide the experts.
     pub(crate) fn new(sharding: Sharding, world_size: usize, experts: usize) -> Result<Self> {
         let mesh = sharding.mesh(world_size)?;
         let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
@@ -127,7 +127,7 @@ impl ShardedModels {
         Ok(plan)
     }
 
-    /// Spreads a model over the ranks, all of which have the same values. All take part.
+    /// Shards a model over the ranks, which all have the same values. All take part.
     pub(crate) fn shard<M>(
         &self,
         model: &mut Model<M>,
@@ -180,7 +180,7 @@ impl ShardedModels {
         Ok(sharded)
     }
 
-    /// Lets an optimizer that was made with whole parameters, or of a sharded model, step the shards of all models.
+    /// Makes an optimizer that was built with whole parameters, or from a sharded model, step the shards of all models.
     pub(crate) fn take_over(&self, optimizer: &Optimizer) -> Result<()> {
         let mut optimizer = optimizer.clone();
         for model in self.models() {
@@ -198,7 +198,7 @@ impl ShardedModels {
         self.each_of(optimizer, Sharder::shards_changed)
     }
 
-    /// Drops gradients of this optimizer's models that were not reduced.
+    /// Discards gradients of this optimizer's models that were not reduced.
     pub(crate) fn cleared(&self, optimizer: &Optimizer) -> Result<()> {
         self.each_of(optimizer, Sharder::clear_unreduced)
     }
@@ -215,7 +215,7 @@ impl ShardedModels {
         parts_of_state(optimizer, concerned.flat_map(|model| model.parts()))
     }
 
-    /// Returns the ranks that share one copy of what an optimizer steps; `None` where it steps no shards.
+    /// Returns the ranks that share one copy of the parameters that an optimizer steps. `None` if it steps no shards.
     pub(crate) fn group_of(&self, optimizer: &Optimizer) -> Option<ProcessGroup> {
         let models = self.models();
         let model = models.iter().find(|model| model.is_stepped_by(optimizer))?;
@@ -231,7 +231,7 @@ impl ShardedModels {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Fails for what needs gradients that are whole on each rank.
+    /// Fails for an operation that needs whole gradients on each rank.
     pub(crate) fn refuse(&self, what: &str, why: &str) -> Error {
         Error::invalid_argument(format!(
             "{what} does not go together with sharding ({}): {why}; train without sharding, or without {what}",
@@ -249,7 +249,7 @@ impl ShardedModel {
         self.sharder.plan()
     }
 
-    /// Returns the device on which the model computes, also where its shards are offloaded.
+    /// Returns the device on which the model computes, also if its shards are offloaded.
     pub(crate) fn device(&self) -> Device {
         self.with_parameters(|all| all.first().map_or(Device::Cpu, |it| it.whole.device()))
     }
@@ -272,13 +272,13 @@ impl ShardedModel {
         self.with_parameters(|parameters| parameters.iter().map(shard).collect())
     }
 
-    /// Returns `true` if each backward reduces gradients, whatever the window of accumulation.
+    /// Returns `true` if each backward reduces gradients, regardless of the accumulation window.
     pub(crate) fn reduces_each_batch(&self) -> bool {
         let sharding = self.plan().sharding();
         sharding.strategy != Strategy::Zero1 && sharding.reduce == ReduceGradients::EachBatch
     }
 
-    /// Returns `true` if the shards have all gradients after each backward, whatever the window of accumulation.
+    /// Returns `true` if the shards have all gradients after each backward, regardless of the accumulation window.
     pub(crate) fn has_reduced_gradients(&self) -> bool {
         self.reduces_each_batch() && self.plan().mesh().size(Axis::Replicate) == 1
     }
@@ -292,7 +292,7 @@ impl ShardedModel {
         })
     }
 
-    /// Trains the parameters whose shards require a gradient from now on.
+    /// Trains the parameters whose shards require a gradient, from now on.
     pub(crate) fn update_trained(&self) -> Result<()> {
         self.sharder.clear_unreduced()?;
         for ShardedParameter { whole, shard, .. } in &*self.parameters.lock() {
@@ -301,14 +301,14 @@ impl ShardedModel {
         self.sharder.update_trained()
     }
 
-    /// Returns the name of a parameter that is trained, and was frozen when its shard was made or last looked at.
+    /// Returns the name of a parameter that is trained now, and was frozen at the last check.
     pub(crate) fn thawed(&self) -> Option<String> {
         let differs =
             |it: &&ShardedParameter| it.whole.requires_grad() && !it.shard.requires_grad();
         self.with_parameters(|parameters| Some(parameters.iter().find(differs)?.names[0].clone()))
     }
 
-    /// Returns the shard of the parameter that has this name.
+    /// Returns the shard of the parameter with this name.
     pub(crate) fn shard(&self, name: &str) -> Option<Tensor> {
         self.with_parameters(|parameters| {
             let named = |it: &&ShardedParameter| it.names.iter().any(|known| known == name);
@@ -323,7 +323,7 @@ impl ShardedModel {
     }
 }
 
-/// Compares the plan with those of all ranks, and whether the model has its values.
+/// Compares the plan with those of all ranks, and whether the model has values.
 fn compare(group: &ProcessGroup, plan: &ShardingPlan, is_deferred: bool) -> Result<()> {
     let own = plan.fingerprint();
     let (all, deferred): (Vec<u64>, Vec<bool>) =
@@ -348,8 +348,8 @@ fn compare(group: &ProcessGroup, plan: &ShardingPlan, is_deferred: bool) -> Resu
     )))
 }
 
-/// Returns what this rank has of an optimizer's states, by their places in its state (`state.PARAMETER.SLOT`), from what it has
-/// of the parameters.
+/// Returns this rank's parts of an optimizer's states, by their places in its state (`state.PARAMETER.SLOT`), given its
+/// parts of the parameters.
 pub(crate) fn parts_of_state(
     optimizer: &Optimizer,
     parameters: impl Iterator<Item = (String, Part)>,

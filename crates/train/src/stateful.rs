@@ -94,7 +94,7 @@ pub trait Stateful {
     }
 }
 
-/// Implements [`Stateful`] for a handle by what it shares.
+/// Implements [`Stateful`] for a handle by its shared state.
 macro_rules! stateful_handle {
     ($(#[$doc:meta])* [$($generics:tt)*] $handle:ty, $shared:tt) => {
         $(#[$doc])*
@@ -124,12 +124,12 @@ macro_rules! stateful_handle {
 }
 pub(crate) use stateful_handle;
 
-/// The error of a state that does not fit.
+/// Returns the error for a state that does not fit.
 pub(crate) fn mismatch(reason: String) -> Error {
     Error::new(ErrorKind::Checkpoint, reason)
 }
 
-/// The error of rank 0 where it gives no state.
+/// Returns the error for a missing state of rank 0.
 pub(crate) fn no_state() -> Error {
     Error::invalid_argument("rank 0 has given no state to load: `None` is for the other ranks")
 }
@@ -148,7 +148,7 @@ pub(crate) fn infos(state: &Value<Tensor>) -> Result<Value<TensorInfo>, Error> {
     })
 }
 
-/// Shape and kind must be the same: a resumed run is not to differ in one bit.
+/// Checks that shape and kind are the same: a resumed run must not differ in one bit.
 pub(crate) fn same_shape(name: &str, tensor: &Tensor, found: &TensorInfo) -> Result<(), String> {
     let dtype = tensor.f_kind().map_err(|error| error.to_string())?;
     let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();

@@ -15,15 +15,15 @@ use tch::{Kind, Tensor};
 use crate::processes::Processes;
 use crate::sharding::{ExpertLayout, Part, Writers, parts_of_state};
 
-/// The ranks that divide layers or experts between them, and the models of which they have parts.
+/// Ranks that divide layers or experts, and the models of which they have parts.
 pub(crate) struct TensorModels {
     mesh: Mesh,
     /// [`Axis::Tensor`], whose ranks have parts of layers and read the same samples, or [`Axis::Expert`], whose ranks have some
     /// of the experts and read other samples.
     axis: Axis,
-    /// The ranks that have the other parts of what this one has.
+    /// Group of the ranks that have the other parts.
     group: ProcessGroup,
-    /// The ranks with the same experts, if there are several.
+    /// Ranks with the same experts, if there are several.
     copies: Option<ProcessGroup>,
     /// `true` if each rank has a part of the sequence between divided layers.
     has_sequence_regions: bool,
@@ -42,7 +42,7 @@ pub(crate) struct TensorModel {
 }
 
 impl TensorModels {
-    /// Makes those that divide layers: `group` are the ranks that have the other parts of what this one has, and `everyone` all
+    /// Makes the models of ranks that divide layers. `group` are the ranks that have the other parts, `everyone` all
     /// ranks of the job.
     pub(crate) fn of_layers(
         mesh: Mesh,
@@ -55,7 +55,7 @@ impl TensorModels {
         Self { mesh, axis, group, copies: None, has_sequence_regions, everyone, models }
     }
 
-    /// Makes those that divide experts along a mesh of all ranks, which take part.
+    /// Makes the models of ranks that divide experts along a mesh of all ranks. All ranks take part.
     pub(crate) fn of_experts(mesh: Mesh, everyone: &Processes) -> Result<Self> {
         let group = everyone.job.group_along(&mesh, Axis::Expert)?;
         let copies = match mesh.size(Axis::ExpertData) {
@@ -80,17 +80,17 @@ impl TensorModels {
         Model::builder().tensor_parallel(TensorParallel { group, plan })
     }
 
-    /// Returns `true` if the ranks have some of the experts each, and read other samples.
+    /// Returns `true` if each rank has some of the experts, and reads other samples.
     pub(crate) fn divides_experts(&self) -> bool {
         self.axis == Axis::Expert
     }
 
-    /// Returns the number of ranks that have the experts between them; 1 where ranks divide layers.
+    /// Returns the number of ranks that divide the experts; 1 if ranks divide layers.
     pub(crate) fn expert_ranks(&self) -> usize {
         if self.divides_experts() { self.group.size() } else { 1 }
     }
 
-    /// Returns the ranks with the same experts; `None` where this is the only one.
+    /// Returns the ranks with the same experts. `None` if there are no others.
     pub(crate) fn copies(&self) -> Option<&ProcessGroup> {
         self.copies.as_ref()
     }
@@ -100,15 +100,15 @@ impl TensorModels {
         &self.mesh
     }
 
-    /// Returns the mesh of all ranks, of which `averaged` is the mesh of those over which gradients are averaged.
+    /// Returns the mesh of all ranks, given the mesh of those over which gradients are averaged.
     pub(crate) fn mesh_with(&self, averaged: &Mesh) -> Result<Mesh> {
         let ranks = averaged.world_size() * self.group.size();
         let builder = Mesh::builder().replicate(averaged.size(Axis::Replicate));
         Ok(builder.shard(averaged.size(Axis::Shard)).tensor(self.group.size()).build(ranks)?)
     }
 
-    /// Returns the grid of all ranks in which the innermost axis, `tp`, has the parts, and the others have copies of them;
-    /// models are sharded as on the mesh `sharded`, or not at all.
+    /// Returns the mesh of all ranks in which the innermost axis, `tp`, has the parts, and the other axes have copies.
+    /// Models are sharded as on the mesh `sharded`, or not at all.
     fn grid(&self, sharded: Option<&Mesh>) -> Result<Mesh> {
         let copies = if self.divides_experts() { Axis::ExpertData } else { Axis::DataContext };
         let copies = self.mesh.size(copies);
@@ -124,7 +124,8 @@ impl TensorModels {
         }
     }
 
-    /// Returns which ranks have and write which experts of models that are sharded on a mesh; `None` where ranks divide layers.
+    /// Returns the assignment of experts to ranks, and to writers of checkpoints, for models that are sharded on a
+    /// mesh. `None` if ranks divide layers.
     pub(crate) fn expert_layout(&self, sharded: &Mesh) -> Result<Option<ExpertLayout>> {
         if !self.divides_experts() {
             return Ok(None);
@@ -133,7 +134,7 @@ impl TensorModels {
         Ok(Some(ExpertLayout { writers, outer_axes: self.axes(Some(sharded))?.len() - 1 }))
     }
 
-    /// Returns the axes along which checkpoints place what ranks have.
+    /// Returns the mesh axes on which checkpoints place the ranks' parts.
     pub(crate) fn axes(&self, sharded: Option<&Mesh>) -> Result<Vec<MeshAxis>> {
         let mut axes = self.grid(sharded)?.axes();
         if let Some(parts) = axes.iter_mut().find(|axis| axis.name == Axis::Tensor.name()) {
@@ -142,7 +143,7 @@ impl TensorModels {
         Ok(axes)
     }
 
-    /// Returns the name of the kind of group.
+    /// Returns the name of the kind of parallelism, for messages.
     fn kind(&self) -> &'static str {
         if self.divides_experts() { "expert" } else { "tensor" }
     }
@@ -155,8 +156,8 @@ impl TensorModels {
         &self.everyone
     }
 
-    /// Checks a model that is prepared: that it was built for these ranks, and alike on all of them. Tensors that all ranks
-    /// have whole are replaced by those of the group's first rank. All ranks take part.
+    /// Checks when a model is prepared that it was built for these ranks, and alike on all of them. Replaces tensors
+    /// that all ranks have whole by those of the group's first rank. All ranks take part.
     pub(crate) fn check<M>(&self, model: &Model<M>) -> Result<()> {
         let divided = model.divided_parameters();
         let parts: HashMap<TensorId, &TensorPart> =
@@ -215,7 +216,8 @@ impl TensorModels {
         Ok(())
     }
 
-    /// Notes what optimizers of a prepared model step: `stepped`, of all parameters; shards where the model is sharded.
+    /// Records the tensors that optimizers of a prepared model step: `stepped`, of all parameters; shards if the model
+    /// is sharded.
     pub(crate) fn add<M>(
         &self,
         model: &Model<M>,
@@ -251,13 +253,13 @@ impl TensorModels {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns `true` if this rank has a part of a tensor that an optimizer steps, and the others of its group other
-    /// parts.
+    /// Returns `true` if this rank has a part of a tensor that an optimizer steps, and the other ranks of its group
+    /// have other parts.
     pub(crate) fn is_part(&self, stepped: TensorId) -> bool {
         self.models().iter().any(|model| model.stepped.contains(&stepped))
     }
 
-    /// Returns what this rank has of an optimizer's states, by their places in its state, where nothing else spreads them.
+    /// Returns this rank's parts of an optimizer's states, by their places in its state, if nothing else spreads them.
     pub(crate) fn parts_of(&self, optimizer: &Optimizer) -> HashMap<String, Part> {
         let models = self.models();
         let concerned = models.iter().filter(|model| model.is_stepped_by(optimizer));
@@ -265,7 +267,7 @@ impl TensorModels {
         parts_of_state(optimizer, parts)
     }
 
-    /// Fails for an optimizer that needs whole parameters and steps parts.
+    /// Fails for an optimizer that needs whole parameters but steps parts.
     pub(crate) fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         let steps_parts = self.models().iter().any(|model| model.is_stepped_by(optimizer));
         if !steps_parts || optimizer.is_elementwise() {
@@ -309,7 +311,7 @@ impl TensorModels {
         Ok(())
     }
 
-    /// Fails for what does not work with parts.
+    /// Fails for an operation that is not supported with parts.
     pub(crate) fn refuse(&self, what: &str, instead: &str) -> Error {
         let (divided, mesh) = (self.divided(), &self.mesh);
         Error::invalid_argument(format!(
@@ -317,14 +319,14 @@ impl TensorModels {
         ))
     }
 
-    /// Returns the name of what the ranks of the group divide.
+    /// Returns the name of what the ranks divide, for messages.
     fn divided(&self) -> &'static str {
         if self.divides_experts() { "experts" } else { "layers" }
     }
 }
 
 impl TensorModel {
-    /// Returns what this rank has of parameters, by all names, where nothing else spreads them.
+    /// Returns this rank's parts of parameters, by all names, if nothing else spreads them.
     pub(crate) fn parts(&self) -> &HashMap<String, Part> {
         &self.parts
     }

@@ -23,16 +23,16 @@ use crate::watch::tracking::Trackers;
 /// The trackers and the terminal of one process.
 pub(crate) struct Watch {
     pub(crate) rank: usize,
-    /// All bars of the process, so that one does not draw over another.
+    /// All progress bars of the process, so that they do not overwrite each other.
     pub(crate) screen: MultiProgress,
-    /// The channel on which `brigade launch` receives this rank's progress.
+    /// Pipe through which `brigade launch` receives this rank's progress.
     pub(crate) launcher: Option<ProgressPipe>,
     /// Time of the next plain progress line, without a terminal.
     pub(crate) pace: Mutex<Pace>,
     pub(crate) trackers: Trackers,
 }
 
-/// The builder's settings of [`Watch`].
+/// Settings of [`Watch`] that the builder sets.
 #[derive(Default)]
 pub(crate) struct WatchOptions {
     pub(crate) trackers: Vec<Box<dyn Tracker>>,
@@ -55,7 +55,7 @@ impl Watch {
             trackers.push(Box::new(JsonLines::new(folder)));
         }
         let target = if rank == 0 {
-            // Hides itself when standard error is not a terminal.
+            // The bars hide themselves if standard error is not a terminal.
             ProgressDrawTarget::stderr()
         } else {
             ProgressDrawTarget::hidden()
@@ -69,16 +69,16 @@ impl Watch {
         }
     }
 
-    /// Writes to standard output, with the bars out of the way.
+    /// Writes to standard output, while the bars are hidden.
     pub(crate) fn print(&self, text: fmt::Arguments<'_>) {
         self.screen.suspend(|| {
             let mut out = io::stdout().lock();
-            // A reader that went away (`| head`) must not end the training.
+            // A closed pipe (`| head`) must not end the training.
             let _ = out.write_fmt(text).and_then(|()| out.flush());
         });
     }
 
-    /// Writes a line to standard error in one piece, with the bars out of the way.
+    /// Writes a line to standard error in one call, while the bars are hidden.
     pub(crate) fn print_line(&self, line: &str) {
         self.screen.suspend(|| {
             let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());

@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use crate::error::TrainError;
 
-/// The file's name in a folder, as Hugging Face's.
+/// Name of the file in a folder, the same as Hugging Face's.
 const MODEL_FILE: &str = "model.safetensors";
 
 pub(crate) fn make_folder_of(file: &Path) -> Result<()> {
@@ -22,7 +22,7 @@ pub(crate) fn make_folder_of(file: &Path) -> Result<()> {
     Ok(std::fs::create_dir_all(folder).map_err(failed)?)
 }
 
-/// Returns the file of a path that is one, or a folder.
+/// Returns the weights file of a path: the path itself if it ends in `.safetensors`, else the file in that folder.
 pub(crate) fn file_in(path: &Path) -> PathBuf {
     if path.extension().is_some_and(|extension| extension == "safetensors") {
         path.to_owned()

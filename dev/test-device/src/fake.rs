@@ -189,7 +189,7 @@ impl Stream {
             }
         }
         let mut previous = 0;
-        // SAFETY: takes numbers of a stream that there is, and writes one.
+        // SAFETY: takes numbers of an existing stream, and writes one.
         let set = unsafe { ffi::fake_gpu_exchange_stream(self.device, self.id, &raw mut previous) };
         ffi::result(set).expect("the stream's device is there");
         let _previous = Previous(Self { device: self.device, id: previous });
@@ -202,14 +202,14 @@ impl Stream {
     ///
     /// Fails while a graph is captured.
     pub fn synchronize(&self) -> Result<(), FakeError> {
-        // SAFETY: takes numbers of a stream that there is.
+        // SAFETY: takes numbers of an existing stream.
         ffi::result(unsafe { ffi::fake_gpu_synchronize_stream(self.device, self.id) })
     }
 
     /// Returns `true` if no work is deferred, without running any of it.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        // SAFETY: takes numbers of a stream that there is.
+        // SAFETY: takes numbers of an existing stream.
         unsafe { ffi::fake_gpu_stream_is_drained(self.device, self.id) }
     }
 
@@ -238,7 +238,7 @@ impl Event {
     ///
     /// Returns the error of a deferred operation.
     pub fn wait(&self) -> Result<(), FakeError> {
-        // SAFETY: the event is there until the drop.
+        // SAFETY: the event exists until it is dropped.
         ffi::result(unsafe { ffi::fake_gpu_wait_event(self.0) })
     }
 
@@ -248,7 +248,7 @@ impl Event {
     ///
     /// Fails while a graph is captured.
     pub fn synchronize(&self) -> Result<(), FakeError> {
-        // SAFETY: the event is there until the drop.
+        // SAFETY: the event exists until it is dropped.
         ffi::result(unsafe { ffi::fake_gpu_synchronize_event(self.0) })
     }
 
@@ -260,7 +260,7 @@ impl Event {
     /// Fails while a graph is captured.
     pub fn query(&self) -> Result<bool, FakeError> {
         let mut done = false;
-        // SAFETY: the event is there until the drop; writes one bool.
+        // SAFETY: the event exists until it is dropped; writes one bool.
         ffi::result(unsafe { ffi::fake_gpu_query_event(self.0, &raw mut done) })?;
         Ok(done)
     }
@@ -280,7 +280,7 @@ impl Drop for Event {
 ///
 /// Fails for a tensor that is not on a GPU.
 pub fn record_stream(tensor: &Tensor, stream: &Stream) -> Result<(), FakeError> {
-    // SAFETY: the tensor is there for the length of the call, and tch's pointer is one to libtorch's class.
+    // SAFETY: the tensor lives during the call, and tch's pointer is one to libtorch's class.
     ffi::result(unsafe {
         ffi::fake_gpu_record_stream(tensor.as_ptr().cast(), stream.device, stream.id)
     })
@@ -292,7 +292,7 @@ pub fn record_stream(tensor: &Tensor, stream: &Stream) -> Result<(), FakeError> 
 ///
 /// Fails for shapes that cannot be broadcast.
 pub fn copy_non_blocking(to: &mut Tensor, from: &Tensor) -> Result<(), FakeError> {
-    // SAFETY: both tensors are there for the length of the call, and tch's pointers are ones to libtorch's class.
+    // SAFETY: both tensors live during the call, and tch's pointers are ones to libtorch's class.
     ffi::result(unsafe { ffi::fake_gpu_copy(to.as_ptr().cast(), from.as_ptr().cast()) })
 }
 
@@ -338,7 +338,7 @@ impl Graph {
     ///
     /// Returns the error of an operator.
     pub fn replay(&self) -> Result<(), FakeError> {
-        // SAFETY: the graph is there until the drop.
+        // SAFETY: the graph exists until it is dropped.
         ffi::result(unsafe { ffi::fake_gpu_replay(self.0) })
     }
 }

@@ -10,36 +10,36 @@ use brigade_rank_env::text::{counted, escaped};
 use brigade_sharding::byte_size;
 use clap::Args;
 
-/// Join the weights that the ranks of a sharded run have saved into one file
+/// Join the weights of a sharded run's ranks into one file
 ///
-/// Reads Brigade's checkpoints, those of PyTorch's torch.distributed.checkpoint, also in the folders that
-/// Accelerate saves with FSDP (SHARDED_STATE_DICT), and those of DeepSpeed with ZeRO of stages 1 to 3, also
-/// universal ones: the folder with the file `latest`, or that of a step.
+/// Reads checkpoints of Brigade, of torch.distributed.checkpoint (also those that Accelerate saves with FSDP's
+/// SHARDED_STATE_DICT), and of DeepSpeed with ZeRO stages 1 to 3 (also universal ones; the folder with the file
+/// `latest`, or that of a step).
 ///
-/// The parts of each tensor are joined a piece at a time, so that memory does not grow with the model. The
-/// file appears whole or not at all, and must not be there yet. Checkpoints of unsharded runs are taken, too.
+/// Tensors are joined in pieces, so that the memory does not grow with the model. The file is created atomically, and
+/// must not exist. Checkpoints of unsharded runs are accepted, too.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct MergeArgs {
-    /// The checkpoint's folder, or a project's with the newest checkpoint in it
+    /// Folder of the checkpoint, or of a project, for its newest checkpoint
     from: PathBuf,
 
-    /// The file to make, whose ending decides the format; a folder with --max-shard-size
+    /// File to create, whose extension determines the format; a folder with --max-shard-size
     to: PathBuf,
 
-    /// Largest size of a file, such as 5GB
+    /// Maximum size of a file, such as 5GB
     ///
     /// TO becomes a folder with model-00001-of-00002.safetensors, ... and their index, as Hugging Face's libraries
     /// read it.
     #[arg(long, value_name = "BYTES", value_parser = byte_size::parse)]
     max_shard_size: Option<u64>,
 
-    /// Name of the model, where the checkpoint has several
+    /// Name of the model, if the checkpoint has several
     ///
-    /// Of torch.distributed.checkpoint the key of a state dictionary; by default model, or the only one. Of DeepSpeed
-    /// a state of its optimizer, as exp_avg, in the place of the weights.
+    /// For torch.distributed.checkpoint: key of a state dictionary. Defaults to model, or to the only one. For
+    /// DeepSpeed: a state of the optimizer, such as exp_avg, to read in place of the weights.
     ///
-    /// model, model_1, ... in the order in which the program prepared them. By default the only one
+    /// For Brigade: model, model_1, ... in the order in which the program prepared them. Defaults to the only one
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
 }

@@ -7,31 +7,31 @@ use brigade_checkpoint::convert::{Target, WeightsOptions, convert_with};
 use brigade_sharding::byte_size;
 use clap::Args;
 
-/// Cut weights into files of a largest size, with their index
+/// Split weights into files of limited size, with an index
 ///
 /// TO becomes a folder with model-00001-of-00002.safetensors, ... and model.safetensors.index.json, as Hugging Face's
-/// libraries write and read them; with model.safetensors alone where all fits into it.
+/// libraries write and read them; or only model.safetensors, if all weights fit into it.
 ///
-/// Tensors are copied a piece at a time, so that memory does not grow with the model. A tensor that is larger has a
-/// file of its own. The folder appears whole or not at all, and must not be there yet.
+/// Tensors are copied in pieces, so that the memory does not grow with the model. A tensor above the limit has its own
+/// file. The folder is created atomically, and must not exist.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SplitArgs {
     /// Weights file: safetensors, or of torch.save, torch.jit.save or torch.export.save
     ///
-    /// An index of several, a folder with one, and a checkpoint are taken, too
+    /// An index of several files, a folder with either, and a checkpoint are accepted, too
     from: PathBuf,
 
-    /// The folder to make
+    /// Folder to create
     to: PathBuf,
 
-    /// Largest size of a file, such as 500MB
+    /// Maximum size of a file, such as 500MB
     #[arg(long, value_name = "BYTES", value_parser = byte_size::parse, default_value = "5GB")]
     max_shard_size: u64,
 
-    /// State dictionary of FROM, where it has several
+    /// State dictionary of FROM, if it has several
     ///
-    /// Keys of nested dictionaries with dots between them; of a checkpoint, the name of the model
+    /// Keys of nested dictionaries are separated by dots. For a checkpoint, the name of the model
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 }

@@ -11,10 +11,10 @@ use clap::Args;
 use super::{Progress, SourceArgs, broken_lines, with_part};
 use crate::config::Usage;
 
-/// Write images, decoded and transformed once, into one file
+/// Decode and transform images once, and write them into one file
 ///
-/// `PackedImages` reads it with the labels and classes, at the cost of a copy for each image. It takes
-/// three bytes a pixel, so resize first to what the random transforms of training need.
+/// `PackedImages` reads the file with labels and classes, at the cost of one copy per image. An image takes three bytes
+/// per pixel, so resize to the size that the random transforms of training need.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PackArgs {
@@ -23,16 +23,16 @@ pub(crate) struct PackArgs {
 
     /// File to write [default: the folder's name with .pack]
     ///
-    /// Of a folder with `train` and `valid` come two files, with -train and -valid in their names, and
-    /// the classes of `train`.
+    /// A folder with `train` and `valid` gives two files, with -train and -valid in their names, and the classes of
+    /// `train`.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Transforms before an image is written, as in validation: `resize=256`
+    /// Transforms to apply before writing, as in validation: `resize=256`
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     transforms: Compose,
 
-    /// Leave out what cannot be read, and list it
+    /// Leave out and list images that cannot be read
     #[arg(long)]
     skip_broken: bool,
 }

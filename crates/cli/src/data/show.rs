@@ -17,8 +17,8 @@ use crate::config::Usage;
 
 /// Write a grid of samples with their labels as a PNG file
 ///
-/// Samples are shown as a training program's loader gives them before they become tensors, drawn from
-/// --seed. With --repeat, each is drawn several times, side by side.
+/// Samples are drawn with --seed, and shown after the transforms of a training program's loader, before the conversion
+/// to tensors. With --repeat, each sample is drawn several times, side by side.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ShowArgs {
@@ -42,15 +42,15 @@ pub(crate) struct ShowArgs {
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=100))]
     columns: u32,
 
-    /// Times that each sample is drawn
+    /// Number of times that each sample is drawn
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: u32,
 
-    /// Samples in their order, transforms as in validation
+    /// Show samples in order, with transforms as in validation
     #[arg(long)]
     valid: bool,
 
-    /// Seed of what is random
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
@@ -61,10 +61,10 @@ pub(crate) struct ShowArgs {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum PartName {
-    /// The images to train with
+    /// Training images
     #[default]
     Train,
-    /// Those to validate with
+    /// Validation images
     Valid,
 }
 

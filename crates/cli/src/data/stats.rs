@@ -12,15 +12,15 @@ use super::{Part, Progress, SourceArgs, broken_lines, threads};
 
 /// Print classes, sizes, formats, broken files, mean and deviation of a set of images
 ///
-/// Decodes every image, with a thread for each core. Mean and deviation are over all pixels, 0 to 1:
-/// what `Normalize` takes.
+/// Decodes every image, with one thread per core. Mean and standard deviation are over all pixels, from 0 to 1, as the
+/// arguments of `Normalize`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StatsArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Print JSON, with all classes and all broken files
+    /// Print as JSON, with all classes and all broken files
     #[arg(long)]
     json: bool,
 }

@@ -30,9 +30,9 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
     context: usize,
 
-    /// How keys are shared: gather, ring or ulysses
+    /// Exchange of keys: gather, ring or ulysses
     ///
-    /// How attention gets the keys of tokens that other ranks have
+    /// Attention needs the keys of tokens on other context ranks
     #[arg(long, value_name = "METHOD", default_value = "gather", requires = "context")]
     context_method: ContextMethod,
 

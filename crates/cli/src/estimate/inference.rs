@@ -19,29 +19,29 @@ use super::{EstimateArgs, Subject, short};
 pub(super) struct InferenceOptions {
     /// Estimate inference instead of training
     ///
-    /// Weights in each format, the key-value cache, and how many tokens a second can be generated at most where weights are
-    /// moved to a GPU for each of them
+    /// Shows the size of the weights in each format, the size of the key-value cache, and the maximum number of tokens
+    /// per second if weights are copied to a GPU for each token
     #[arg(long, conflicts_with_all = ["nproc", "optimizer", "fused_attention", "image_size"])]
     pub(super) inference: bool,
 
     /// Format of the weights
     ///
-    /// bf16, fp16, fp32, int8, int4, int4:GROUP, nf4 or fp8. Quantised formats are those of the matrices of blocks
+    /// bf16, fp16, fp32, int8, int4, int4:GROUP, nf4 or fp8. Quantised formats apply to the matrices of blocks only
     #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = format)]
     #[arg(requires = "inference")]
     weights: WeightFormat,
 
-    /// Bytes on each device for weights and caches (cuda:0=20G)
+    /// Memory of each device for weights and caches (cuda:0=20G)
     #[arg(long, value_name = "LIMIT,..", value_delimiter = ',', requires = "inference")]
     #[arg(value_parser = limit)]
     max_memory: Vec<(String, String)>,
 
-    /// Bytes a second from the host's memory to a GPU
+    /// Bytes per second from the host's memory to a GPU
     #[arg(long, value_name = "BYTES", default_value = "25G", value_parser = byte_size::parse)]
     #[arg(requires = "inference")]
     pcie: u64,
 
-    /// Bytes a second from the disk
+    /// Bytes per second from the disk
     #[arg(long, value_name = "BYTES", default_value = "3G", value_parser = byte_size::parse)]
     #[arg(requires = "inference")]
     disk: u64,

@@ -24,19 +24,19 @@ pub(super) struct Options {
     #[arg(long, value_name = "TYPE", value_enum, requires = "nproc")]
     mixed: Option<Mixed>,
 
-    /// Batches whose gradients are accumulated for a step
+    /// Number of batches whose gradients are accumulated for a step
     ///
     /// Defaults to 1, and to 4 for each rank of a pipeline
     #[arg(long, value_name = "N", value_parser = positive, requires = "nproc")]
     micro_batches: Option<u64>,
 
-    /// Memory of a device (80G): marks what fits
+    /// Memory of a device (80G); marks strategies that fit
     ///
-    /// And names the smallest change with which the run fits. G and GiB are of 1024, GB of 1000
+    /// Also prints the smallest change with which the run fits. G and GiB are powers of 1024, GB of 1000
     #[arg(long, value_name = "BYTES", value_parser = byte_size::parse, requires = "nproc")]
     memory: Option<u64>,
 
-    /// Bytes that a rank sends in a second (25G): shows the time
+    /// Bytes per second that a rank sends (25G); shows times
     #[arg(long, value_name = "BYTES", value_parser = byte_size::parse, requires = "nproc")]
     bandwidth: Option<u64>,
 }

@@ -20,35 +20,36 @@ pub(crate) struct DeviceMapArgs {
     /// Weights file, its index, or a folder with either and config.json
     file: PathBuf,
 
-    /// State dictionary of a file of torch.save, where it has several
+    /// State dictionary of a file of torch.save, if it has several
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
 
-    /// Bytes of weights on each device (cuda:0=20G,cpu=60G)
+    /// Memory for weights on each device (cuda:0=20G,cpu=60G)
     ///
-    /// The disk is always there, after the others
+    /// The disk is always available, after the others
     #[arg(long, value_name = "LIMIT,..", value_delimiter = ',', value_parser = limit)]
     #[arg(required_unless_present = "map")]
     max_memory: Vec<(String, String)>,
 
     /// Format of the weights [default: types of the file]
     ///
-    /// bf16, fp16, fp32, int8, int4, int4:GROUP, nf4 or fp8. Quantised formats are those of the matrices of blocks
+    /// bf16, fp16, fp32, int8, int4, int4:GROUP, nf4 or fp8. Quantised formats apply to the matrices of blocks only
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     dtype: Option<WeightFormat>,
 
-    /// Rule by which layers get devices
+    /// Rule that assigns layers to devices
     ///
-    /// auto, balanced, balanced_low_0, sequential or fill. balanced, which is auto, is in order with about the same number of bytes on each GPU, balanced_low_0 with as little as
-    /// possible on the first one; sequential fills one device after the other, and fill leaves as few bytes unused as it can
+    /// auto (the same as balanced), balanced, balanced_low_0, sequential or fill. balanced keeps the order and gives
+    /// each GPU about the same number of bytes; balanced_low_0 gives the first GPU as little as possible; sequential
+    /// fills one device after the other; fill leaves as few bytes unused as possible
     #[arg(long, value_name = "RULE", value_enum, default_value_t, hide_possible_values = true)]
     rule: RuleArg,
 
-    /// Map in JSON, as Accelerate has it, in the place of a rule
+    /// Map in Accelerate's JSON format, in place of a rule
     #[arg(long, value_name = "FILE", conflicts_with = "rule")]
     map: Option<PathBuf>,
 
-    /// Put the first module that fits on a device left empty
+    /// Move the first module that fits to a device that is left empty
     #[arg(long)]
     fallback: bool,
 

@@ -20,7 +20,7 @@ pub(crate) struct MeshArgs {
     #[arg(long, value_name = "N", value_parser = super::ranks, allow_negative_numbers = true)]
     nproc: usize,
 
-    /// Number of hosts, each with as many ranks
+    /// Number of hosts, with equal numbers of ranks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::count)]
     nnodes: usize,
 
@@ -32,7 +32,7 @@ pub(crate) struct MeshArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::count)]
     replicate: usize,
 
-    /// Ranks that share one copy (dp_shard) [default: what the others leave]
+    /// Ranks that share one copy (dp_shard) [default: the remaining ones]
     #[arg(long, value_name = "N", value_parser = super::count)]
     shard: Option<usize>,
 
@@ -56,7 +56,7 @@ pub(crate) struct MeshArgs {
     #[arg(long)]
     json: bool,
 
-    /// Leave no rank and no group out
+    /// Show all ranks and groups
     #[arg(long, conflicts_with = "json")]
     all: bool,
 }

@@ -19,11 +19,11 @@ use super::table::{Index, WIDTH, ends, runs, shown};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PipelineArgs {
-    /// Ranks of the pipeline, each with one stage, or with --chunks stages
+    /// Number of ranks, each with one stage, or with --chunks stages
     #[arg(long, value_name = "N", value_parser = super::ranks, allow_negative_numbers = true)]
     stages: usize,
 
-    /// Micro-batches of a step
+    /// Number of micro-batches per step
     #[arg(long, value_name = "N", value_parser = super::count, allow_negative_numbers = true)]
     micro_batches: usize,
 
@@ -31,7 +31,7 @@ pub(crate) struct PipelineArgs {
     #[arg(long, value_name = "SCHEDULE", default_value = "1f1b")]
     schedule: Schedule,
 
-    /// Stages of each rank [default: the fewest of the schedule]
+    /// Stages of each rank [default: the schedule's minimum]
     #[arg(long, value_name = "N", value_parser = super::count, allow_negative_numbers = true)]
     chunks: Option<usize>,
 
@@ -43,7 +43,7 @@ pub(crate) struct PipelineArgs {
     #[arg(long)]
     json: bool,
 
-    /// Leave no slot and no rank out of the tables
+    /// Show all slots and ranks
     #[arg(long, conflicts_with = "json")]
     all: bool,
 }

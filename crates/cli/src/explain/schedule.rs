@@ -30,11 +30,11 @@ pub(crate) struct ScheduleArgs {
     #[command(flatten)]
     modifiers: ScheduleModifiers,
 
-    /// Show that many steps [default: those of the schedule]
+    /// Number of steps to show [default: those of the schedule]
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     show: Option<u64>,
 
-    /// Move N steps per line, as Accelerate does per call
+    /// Advance N steps per line, as Accelerate does per call
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     accelerate_nproc: Option<u64>,
 
@@ -44,11 +44,11 @@ pub(crate) struct ScheduleArgs {
     #[arg(long, global = true)]
     json: bool,
 
-    /// Draw the curves into this file
+    /// File for a plot of the curves
     #[arg(long, global = true, value_name = "FILE.svg", value_parser = svg)]
     plot: Option<PathBuf>,
 
-    /// Leave no step out of the table
+    /// Show all steps
     #[arg(long, global = true, conflicts_with = "json")]
     all: bool,
 }
@@ -56,18 +56,18 @@ pub(crate) struct ScheduleArgs {
 /// What can be put around any schedule.
 #[derive(Debug, Clone, Default, Args)]
 struct ScheduleModifiers {
-    /// Let the rate rise for N steps first
+    /// Warm-up: let the rate rise for the first N steps
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     warmup: Option<u64>,
 
-    /// First part of the rate in the warm-up
+    /// Factor of the rate at the start of the warm-up
     #[arg(long, global = true, value_name = "PART", default_value_t = 0.0)]
     #[arg(allow_negative_numbers = true)]
     warmup_factor: f64,
 
-    /// Take this schedule's values as the momentum
+    /// Schedule of the momentum
     ///
-    /// As in 'linear --start-lr 0.85 --end-lr 0.95 --steps 100'
+    /// Such as 'linear --start-lr 0.85 --end-lr 0.95 --steps 100'
     #[arg(long, global = true, value_name = "SCHEDULE", value_parser = part)]
     momentum: Option<Part>,
 }

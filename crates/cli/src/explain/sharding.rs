@@ -29,7 +29,7 @@ pub(crate) struct ShardingArgs {
     #[arg(required_unless_present_any = ["config", "deepspeed_config_file"])]
     file: Option<PathBuf>,
 
-    /// State dictionary of a file of torch.save, where it has several
+    /// State dictionary of a file of torch.save, if it has several
     #[arg(long, value_name = "KEY", requires = "file")]
     key: Option<String>,
 
@@ -47,16 +47,15 @@ pub(crate) struct ShardingArgs {
 
     /// Modules that are units (h.*) [default: h.0, layers.0, ...]
     ///
-    /// By default the modules up to the first number in a name. In a pattern, * and ? match within one
-    /// component
+    /// Defaults to the modules up to the first number in a name. In a pattern, * and ? match within one component
     #[arg(long, value_name = "PATTERN,..", value_delimiter = ',')]
     units: Vec<String>,
 
-    /// Join neighbouring units until each has N parameters
+    /// Join neighbouring units until each has at least N parameters
     #[arg(long, value_name = "N", conflicts_with = "units")]
     at_least: Option<u64>,
 
-    /// Free units after forward, or keep a part of N
+    /// Free units after forward, or shard over N ranks
     #[arg(long, value_name = "yes|no|N", default_value = "yes", value_parser = reshard)]
     reshard: Reshard,
 
@@ -66,11 +65,11 @@ pub(crate) struct ShardingArgs {
     #[arg(long, value_name = "TYPE", value_enum)]
     mixed: Option<Mixed>,
 
-    /// Batches that are accumulated for a step
+    /// Number of batches that are accumulated for a step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = steps)]
     micro_batches: u64,
 
-    /// Reduce gradients once in a step, not for each batch
+    /// Reduce gradients once per step, not once per batch
     #[arg(long)]
     reduce_once: bool,
 

@@ -15,8 +15,8 @@ pub(super) struct ProgramArgs {
 
     /// Run PROGRAM as it is, even if its name ends in .py
     ///
-    /// Else that means `python -u PROGRAM`, with the Python of PYTHON_EXEC, VIRTUAL_ENV, the environment
-    /// that brigade is installed in, or PATH
+    /// Without this flag, such a program runs as `python -u PROGRAM`, with the Python of PYTHON_EXEC, VIRTUAL_ENV, the
+    /// environment in which brigade is installed, or PATH
     #[arg(long, alias = "no_python", conflicts_with = "module", hide_short_help = true)]
     #[arg(requires = "command")]
     no_python: bool,
@@ -49,9 +49,8 @@ pub(super) struct ProgramArgs {
 
     /// Program, or Python script [default: the Cargo project's binary]
     ///
-    /// A path, a name that is looked up in PATH, or a Python script (*.py). Arguments are passed on as
-    /// they are, except that ${local_rank} is replaced. By default the binary of the Cargo project in this
-    /// folder, as with `cargo run`
+    /// A path, a name that is looked up in PATH, or a Python script (*.py). Arguments are passed on unchanged, except
+    /// that ${local_rank} is replaced. Defaults to the binary of the Cargo project in this folder, as with `cargo run`
     // A single list: with two arguments, clap would consume a first `--` after the program.
     #[arg(trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"], num_args = 0.., display_order = 0)]
     command: Vec<OsString>,

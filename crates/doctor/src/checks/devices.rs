@@ -272,7 +272,7 @@ mod tests {
         let (verdict, hosts, found) = fixtures::only(&check(&cluster));
         assert_eq!((verdict, hosts.as_str()), (Verdict::Warning, "node2"));
         assert_eq!(found, "4 ranks for 2 GPUs");
-        // For the CPU they may be as many as one likes.
+        // For the CPU any number is valid.
         for place in 0..2 {
             let program = fixtures::program(Some(fixtures::libtorch("2.13.0", None)));
             fixtures::facts(&mut cluster, place).program = Some(program);

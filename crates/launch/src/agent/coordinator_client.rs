@@ -52,7 +52,7 @@ struct Resuming {
     /// `true` if the coordinator may run although nothing listens.
     patient: bool,
     search: Option<Search>,
-    /// Established connection.
+    /// Connection, once it is established.
     link: Option<Link>,
     /// `true` if the request was sent over it.
     asked: bool,
@@ -290,7 +290,7 @@ impl<'p> CoordinatorClient<'p> {
                     self.resuming = None;
                     self.events.push_back(Event::Received(ToAgent::Refused { reason }));
                 }
-                // It broke or is silent as well: try the next connection.
+                // The connection broke or is silent as well: try the next one.
                 Ok(_) | Err(_) => {
                     let (patient, pause) = (resuming.patient, self.plan.limits.reconnect_pause());
                     self.stale.extend(resuming.link.take());
@@ -404,7 +404,8 @@ impl<'p> CoordinatorClient<'p> {
         self.stale.clear();
     }
 
-    /// Waits for the last events to be written, if they are; a line for the user about what was not.
+    /// Waits until the last events are written, if events are written. Returns a line for the user about events that
+    /// were not.
     pub(super) fn finish(self) -> Option<String> {
         let Self { recording, .. } = self;
         recording.and_then(|(log, _)| log.finish())

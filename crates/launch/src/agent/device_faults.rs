@@ -187,8 +187,8 @@ fn choose(
     chosen.into_iter().map(described).collect()
 }
 
-/// The kernel's messages in the journal since then. Empty if there is none that this user may read,
-/// or it does not answer in time.
+/// Returns the kernel's messages in the journal since then. Empty if this user may read none, or if the journal does
+/// not answer in time.
 fn journal(since: SystemTime) -> String {
     let seconds = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut command = Command::new("journalctl");

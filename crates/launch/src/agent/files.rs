@@ -137,7 +137,8 @@ impl Files {
         self.answers.try_recv()
     }
 
-    /// Removes a folder that goes with the job. Returns `false` when that takes too long: the thread is left to itself.
+    /// Removes a folder that exists only as long as the job. Returns `false` if that takes too long: the thread is then
+    /// left running.
     pub(super) fn end(self) -> bool {
         drop(self.requests);
         !matches!(self.ended.recv_timeout(END_TIMEOUT), Err(RecvTimeoutError::Timeout))

@@ -17,7 +17,7 @@ use crate::output::{Reports, Show};
 #[derive(Debug)]
 pub(super) struct OutputForwarder {
     pieces: Receiver<Piece>,
-    /// Set when there is a piece.
+    /// Set when a piece of output is available.
     wake: Arc<Flag>,
     pending: VecDeque<(Stream, Vec<u8>)>,
     credit: u64,
@@ -82,7 +82,7 @@ impl OutputForwarder {
 
     /// Returns the next message to send, if there is something to show and it may be sent.
     pub(super) fn next(&mut self) -> Option<FromAgent> {
-        // Before reading the pieces: one that comes after this sets it again.
+        // Before reading the pieces: a piece that arrives later sets it again.
         self.wake.clear();
         while self.pending.is_empty() {
             match self.pieces.try_recv().ok()? {

@@ -30,7 +30,7 @@ pub(super) fn agent_command() -> Command {
     command
 }
 
-/// Plays the role; `entered` in its second part. Returns the exit code.
+/// Runs the role; `entered` is `true` for its second part. Returns the exit code.
 pub(crate) fn serve(entered: bool) -> u8 {
     // The ranks and their children must neither read from the session nor write into it.
     let streams = Streams::take();

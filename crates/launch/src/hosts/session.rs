@@ -147,7 +147,7 @@ impl Session {
         }
     }
 
-    /// The address of this machine as the host sees it; `None` if that is none for others.
+    /// Returns the address of this machine as the host sees it. `None` if other hosts cannot use that address.
     pub(crate) fn launchers_address(&self) -> Option<IpAddr> {
         connection_address(self.hello.as_ref()?.ssh_connection.as_deref()?, 0)
     }
@@ -292,7 +292,7 @@ fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
     (!local).then_some(address)
 }
 
-/// In characters: a reason may contain a path.
+/// Maximum length of a reason, in characters: it may contain a path.
 const MAX_REASON_LEN: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Possible first lines of an agent, or of the shell in its place.

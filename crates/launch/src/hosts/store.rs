@@ -60,8 +60,8 @@ impl Store {
         Ok(Self { mark, file, hasher, received: 0, unfinished, place })
     }
 
-    /// Takes in the next part, of an empty file an empty one; returns the file's place when it is whole. The error is
-    /// one line.
+    /// Appends the next part, which is empty for an empty file. Returns the file's place when it is complete. The error
+    /// is a message of one line.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Option<OsString>, String> {
         self.file
             .write_all(bytes)
@@ -159,7 +159,7 @@ pub(crate) fn keep(files: &[PathBuf]) {
     let _ = before.thread_set_mask();
 }
 
-/// The folder of a file's bundle, if it is a copied one.
+/// Returns the folder of a file's bundle, if the file is a copy.
 fn bundle_folder_of(root: &Path, file: &Path) -> Option<PathBuf> {
     let first = file.strip_prefix(root).ok()?.components().next()?;
     Some(root.join(first))
@@ -184,7 +184,7 @@ fn sweep(root: &Path) {
     }
 }
 
-/// Returns `true` when something of it has been removed.
+/// Removes unused copies below a folder. Returns `true` if something was removed.
 fn sweep_folder(folder: &Path) -> bool {
     let Ok(entries) = fs::read_dir(folder) else { return false };
     let mut removed = false;

@@ -114,7 +114,7 @@ pub(crate) fn paint(prefix: &str, rank: usize) -> String {
     format!("\x1b[{}m{text}\x1b[0m{blanks}", PALETTE[rank % PALETTE.len()])
 }
 
-/// Cyan, yellow, green, magenta, blue, and the bright ones. No red: that is for errors.
+/// Cyan, yellow, green, magenta, blue, and their bright variants. Red is reserved for errors.
 const PALETTE: [u8; 10] = [36, 33, 32, 35, 34, 96, 93, 92, 95, 94];
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ impl LiveLine {
         }
     }
 
-    /// Shows the reports; returns a plain line, where one is due and this is not a terminal.
+    /// Shows the reports. Returns a plain line if one is due and the output is not a terminal.
     pub(crate) fn show(&mut self, reports: &Reports) -> Option<String> {
         let Some(text) = summary(reports).filter(|_| !self.quiet) else {
             self.clear();

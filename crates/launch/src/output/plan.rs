@@ -17,7 +17,7 @@ use crate::LaunchError;
 pub struct OutputOptions {
     /// Folder in which every job creates a log folder of its own. With `/dev/null`, nothing is kept. Defaults to a
     /// folder for temporary files, where an option needs log files.
-    // A path need not be valid UTF-8, which serde requires: it is sent to other hosts in another way.
+    // A path need not be valid UTF-8, which serde requires: it is sent to other hosts separately.
     #[serde(skip)]
     pub log_dir: Option<PathBuf>,
     /// Streams that go into a file and not to the console. Defaults to none.

@@ -24,7 +24,7 @@ use crate::ValueError;
 pub struct CpuSet(pub BTreeSet<usize>);
 
 impl CpuSet {
-    /// Returns the processors that this thread may use. `root` is where the file system begins.
+    /// Returns the processors that this thread may use. `root` is the root of the file system.
     pub(crate) fn allowed(root: &Path) -> Self {
         match sched_getaffinity(Pid::from_raw(0)) {
             Ok(mask) => {

@@ -31,8 +31,7 @@ pub(super) fn is_named_so(file: &Path) -> bool {
     [b"python".as_slice(), b"pypy"].iter().any(|it| name.starts_with(it))
 }
 
-/// A script in the file system; `None` if there is no such file, but there may be a program of
-/// that name in `PATH`.
+/// Returns the invocation of a script. `None` if no such file exists, but `PATH` may have a program of that name.
 pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocation>, ProgramError> {
     let file = Path::new(name);
     match kind_of(file) {
@@ -77,7 +76,8 @@ pub(super) fn module_in(
 const RUN_MODULE: &str = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); \
                           runpy.run_module(sys.argv.pop(1), None, '__main__', True)";
 
-/// Unbuffered, as torchrun does: lines are shown when they are printed, and none is lost when the rank is killed.
+/// Returns an invocation with unbuffered output, as torchrun does: lines are shown when they are printed, and none is
+/// lost when the rank is killed.
 fn python(
     what: impl IntoIterator<Item = OsString>,
     search: Search<'_>,

@@ -93,7 +93,7 @@ fn one_host_needs_nothing() {
     assert_eq!(show(&environment("substep")[0]), "");
     let single = with(&Vars::new(), "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1");
     assert_eq!(show(&single), "");
-    // A rank of a launcher in a step that starts a launcher: a job of its own.
+    // A rank of a launcher in a step that starts a launcher: a separate job.
     let rank = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 TORCHELASTIC_RUN_ID=slurm-13.0";
     assert_eq!(show(&with(&one_per_host(1), rank)), "");
 }
@@ -175,7 +175,7 @@ fn kubeflow() {
     let plain = "KUBERNETES_SERVICE_HOST=10.96.0.1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=m MASTER_PORT=5";
     let plain = with(&Vars::new(), plain);
     assert!(show(&plain).starts_with("nnodes=2 [Kubeflow (WORLD_SIZE)]\nnode-rank=1 "));
-    // elsewhere they are a launcher's, whose ranks start what they like
+    // elsewhere they belong to a launcher, whose ranks may start any program
     let mut elsewhere = plain;
     elsewhere.remove("KUBERNETES_SERVICE_HOST");
     assert_eq!(show(&elsewhere), "");

@@ -11,21 +11,21 @@ use tch::Tensor;
 use crate::callback::{Callback, Phases, Step};
 use crate::state::LearnerState;
 
-/// Copies of a model's parameters and floating-point buffers, which checkpoints hold.
+/// Copies of a model's parameters and floating-point buffers, saved in checkpoints.
 #[derive(Debug, Default)]
 struct Copies(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     tensors: Vec<(String, Tensor)>,
-    /// Tensors with copies, for a model of which ranks have parts.
+    /// Tensors with copies, for a model that is divided among ranks.
     shards: Vec<(String, Tensor)>,
     count: i64,
     registered: bool,
 }
 
 impl Copies {
-    /// Begins with the model's values.
+    /// Copies the model's current values.
     fn begin(self: &Arc<Self>, learner: &LearnerState) -> Result<()> {
         let copied = live(learner).into_iter().map(|(name, tensor)| {
             let mut copy = tensor.f_empty_like()?;
@@ -40,7 +40,7 @@ impl Copies {
         }
         let mut inner = self.0.lock();
         (inner.tensors, inner.shards, inner.count) = (tensors, shards, 0);
-        // Must happen only once: checkpoints identify an object by its position among all.
+        // Must happen only once: checkpoints identify an object by its position among all objects.
         if !std::mem::replace(&mut inner.registered, true) {
             drop(inner);
             learner.accelerator().checkpoints().register(self);
@@ -71,7 +71,7 @@ impl Copies {
     }
 }
 
-/// Parameters and floating-point buffers, without a graph.
+/// Returns parameters and floating-point buffers, without a graph.
 fn live(learner: &LearnerState) -> Vec<(String, Tensor)> {
     let parameters = learner.local_parameters().into_iter();
     let buffers = learner.buffers().into_iter();
@@ -170,13 +170,13 @@ impl Callback for Ema {
     }
 
     fn load_state(&mut self, learner: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
-        // The checkpoint behind a validation has the average in the model, and the weights in the copies.
+        // The checkpoint that is saved after a validation has the average in the model, and the weights in the copies.
         self.swapped = state.get("swapped").and_then(serde_json::Value::as_bool).unwrap_or(false);
         if self.swapped { self.swap(learner) } else { Ok(()) }
     }
 
     fn order(&self) -> i32 {
-        // After the step, before what saves and records.
+        // After the step, before callbacks that save and record.
         40
     }
 
@@ -269,7 +269,7 @@ impl Callback for Swa {
 
     fn after_train(&mut self, learner: &mut LearnerState) -> Step {
         if learner.epoch() >= self.from {
-            // The first one replaces what the fit began with.
+            // The first average replaces the weights with which the fit began.
             self.copies.move_towards(learner, |count| 1.0 / count as f64)?;
         }
         Ok(())

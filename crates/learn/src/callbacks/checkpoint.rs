@@ -36,7 +36,7 @@ pub struct Checkpoint {
     folder: PathBuf,
     every: Option<usize>,
     resume: bool,
-    /// The number of this fit, from 0.
+    /// Index of this fit, from 0.
     fit: usize,
     /// `true` if a save waits for the end of the accumulation window.
     due: bool,
@@ -68,7 +68,7 @@ impl Checkpoint {
 
 impl Callback for Checkpoint {
     fn order(&self) -> i32 {
-        // After all others, so that it saves what they have made of the batch.
+        // Last of all callbacks, so that it saves their effects on the batch.
         100
     }
 
@@ -105,7 +105,7 @@ impl Callback for Checkpoint {
             return Ok(());
         }
         self.due |= self.every.is_some_and(|every| learner.train_iter().is_multiple_of(every));
-        // The end of the epoch is saved by itself, after its validation.
+        // The end of the epoch is saved separately, after its validation.
         let last = learner.iter() + 1 == learner.batches();
         if self.due && !learner.window_open && !last {
             self.due = false;
@@ -117,7 +117,7 @@ impl Callback for Checkpoint {
     fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
         let last = learner.epoch() + 1 == learner.epochs();
         if learner.window_open && !last {
-            // Gradients that were added up are in no checkpoint: the next step is saved instead.
+            // Accumulated gradients are not part of a checkpoint: save after the next step instead.
             self.due = true;
         } else {
             self.due = false;

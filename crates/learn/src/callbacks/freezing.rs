@@ -41,7 +41,7 @@ impl Callback for FreezeSchedule {
     }
 
     fn before_epoch(&mut self, learner: &mut LearnerState) -> Step {
-        // The last change up to now, not this epoch's: a resumed fit has skipped the others.
+        // The last change up to this epoch, which may be an earlier one: a resumed fit has skipped the others.
         let due = self.changes.iter().rposition(|(epoch, _)| *epoch <= learner.epoch());
         if due != self.applied
             && let Some((_, group)) = due.and_then(|due| self.changes.get(due))
@@ -88,7 +88,7 @@ impl Callback for NormFreeze {
             .collect();
         let statistics = learner.buffers();
         for layer in layers {
-            // A layer norm has no statistics, and is the same in training and evaluation.
+            // A layer norm has no statistics, and computes the same in training and evaluation.
             if statistics.iter().any(|it| it.name == format!("{layer}.running_mean")) {
                 learner.hold_in_eval(&layer, true)?;
                 self.held.push(layer);
@@ -143,7 +143,7 @@ impl Callback for ShortEpoch {
     }
 
     fn after_batch(&mut self, learner: &mut LearnerState) -> Step {
-        // Ranks with fewer batches of the validation end theirs by themselves; those of the training are as many.
+        // Ranks with fewer validation batches end by themselves; all ranks have the same number of training batches.
         if (learner.iter() as f64) < self.share * learner.batches() as f64 {
             return Ok(());
         }

@@ -114,7 +114,7 @@ impl Callback for GradientClip {
 /// its window; fastai has made the step by then. Without this callback such a loss is an error.
 #[derive(Debug, Default)]
 pub struct TerminateOnNan {
-    /// Buffers before the batch: its forward pass has put the NaN into them.
+    /// Values of the buffers before the batch, whose forward pass may put NaN into them.
     before: Vec<Tensor>,
 }
 

@@ -18,7 +18,7 @@ pub struct CsvLog {
     path: PathBuf,
     append: bool,
     file: Option<File>,
-    /// Rows of the recorder that are in the file.
+    /// Number of rows of the recorder that are in the file.
     written: usize,
 }
 
@@ -97,7 +97,7 @@ impl Callback for CsvLog {
     }
 
     fn load_state(&mut self, learner: &mut LearnerState, _state: &serde_json::Value) -> Result<()> {
-        // A file that was replaced has none of them.
+        // A file that was replaced contains none of the rows.
         self.written = if self.append { learner.recorder().rows().len() } else { 0 };
         Ok(())
     }
@@ -207,7 +207,7 @@ impl TrackerLog {
         Ok(values)
     }
 
-    /// Every rank takes part.
+    /// Gathers the facts of all ranks. Every rank takes part.
     fn ranks(&self, learner: &LearnerState) -> Result<Option<Table>> {
         let rates = self.meter.as_ref().and_then(Meter::rates);
         let accelerator = learner.accelerator();
@@ -238,7 +238,7 @@ impl TrackerLog {
     }
 }
 
-/// Host, samples in a second, milliseconds of a step, resident memory in MiB.
+/// Host, samples per second, milliseconds per step, resident memory in MiB.
 type RankFacts = (String, Option<f64>, Option<f64>, Option<f64>);
 
 impl Callback for TrackerLog {

@@ -67,7 +67,7 @@ impl Timing {
 
 impl Callback for Timing {
     fn order(&self) -> i32 {
-        // Before all others, so that their work counts to the part that follows.
+        // First of all callbacks, so that the time of the others counts to the part that follows.
         -100
     }
 
@@ -198,12 +198,13 @@ impl ActivationStats {
     }
 }
 
-/// The numbers of an output: mean, deviation, share near zero, histogram. `[3 + BINS]` on its device.
+/// Returns the statistics of an output, `[3 + BINS]` on its device: mean, standard deviation, share of values near
+/// zero, and histogram.
 fn measured(output: &Tensor) -> Result<Tensor> {
     let output = output.f_detach()?.f_to_kind(Kind::Float)?;
     let sizes = output.f_abs()?;
     let near = sizes.f_lt(0.05)?.f_mean(Kind::Float)?;
-    // `histc` spreads its bins over the range of its values: both ends are put in, and not counted.
+    // `histc` chooses the range of its bins from the values: both limits are added to the values, and not counted.
     let options = (Kind::Float, output.device());
     let ends = Tensor::f_arange(2, options)?.f_mul_scalar(RANGE)?;
     let sizes = sizes.f_flatten(0, -1)?.f_clamp(0.0, RANGE)?;

@@ -27,7 +27,7 @@ pub trait MixSource: fmt::Debug {
     fn draw(&mut self, batch: usize, rows: usize, lambdas: usize, alpha: f64) -> MixDraw;
 }
 
-/// Random numbers of the Learner's seed.
+/// Random numbers from the Learner's seed.
 #[derive(Debug, Default)]
 struct Seeded {
     seed: u64,
@@ -47,7 +47,7 @@ impl MixSource for Seeded {
     }
 }
 
-/// A stream apart from those of the samples' transforms.
+/// Number of the random stream, different from those of the samples' transforms.
 const MIX_PLACE: usize = 0x6d69;
 
 /// Settings that MixUp and CutMix share.
@@ -70,7 +70,7 @@ impl Mixture {
                 self.alpha
             )));
         }
-        // Ranks have other samples, and mix them in other shares.
+        // Ranks have different samples, and draw different shares.
         self.seeded.seed = learner
             .seed()
             .wrapping_add(learner.accelerator().data_processes().process_index() as u64);
@@ -200,7 +200,7 @@ impl Callback for CutMix {
         };
         let ((left, wide), (top, tall)) = (side(width, center[0]), side(height, center[1]));
         let partners = copy_to_device(&Tensor::f_from_slice(&partners)?, learner.device())?;
-        // The loader's memory stays as it is.
+        // The loader's tensors must not be changed.
         let cut_out = |images: &Tensor| images.f_narrow(2, top, tall)?.f_narrow(3, left, wide);
         let mut mixed = images.f_empty_like()?;
         mixed.f_copy_(&images)?;

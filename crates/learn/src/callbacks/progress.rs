@@ -20,7 +20,7 @@ pub struct Progress {
     smooth: Option<f64>,
 }
 
-/// Reading a loss waits for the device: not more often than is seen.
+/// Minimum interval between two reads of the loss, because each waits for the device.
 const BETWEEN_LOSSES: Duration = Duration::from_millis(500);
 
 impl Progress {

@@ -116,8 +116,8 @@ impl Callback for ShowGraph {
     }
 }
 
-/// The losses so far, with room for those of the epochs that are still to come: as many batches in each as in the
-/// first.
+/// Returns a chart of the losses so far. Its horizontal axis has room for the remaining epochs, each with as many
+/// batches as the first one.
 fn graph(learner: &LearnerState) -> Chart {
     let recorder = learner.recorder();
     let first = recorder.iters().first().copied().unwrap_or(0);

@@ -17,7 +17,7 @@ pub enum Better {
     Greater,
 }
 
-/// The best value of a column so far. Columns are equal on all ranks, so all find the same.
+/// Best value of a column so far. Columns are equal on all ranks, so all ranks find the same one.
 #[derive(Clone, Debug)]
 struct Best {
     monitor: String,
@@ -26,7 +26,7 @@ struct Best {
     reset_on_fit: bool,
     best: Option<f64>,
     is_new: bool,
-    /// Epochs since the best one.
+    /// Number of epochs since the best one.
     wait: usize,
 }
 
@@ -97,7 +97,7 @@ fn kept(state: &serde_json::Value) -> Result<(Option<f64>, usize)> {
     Ok((state.get("best").and_then(serde_json::Value::as_f64), count))
 }
 
-/// The options that all callbacks of this file have.
+/// Options that all callbacks of this file have.
 macro_rules! monitored {
     ($($callback:ident),+) => {
         $(impl $callback {
@@ -372,7 +372,7 @@ impl Callback for SaveModel {
             ));
             learner.save(&self.path, self.with_optimizer)?;
             self.saved = true;
-            // For `brigade report`, beside the curves.
+            // `brigade report` shows it beside the curves.
             if learner.accelerator().trackers().is_started() {
                 let path = self.path.display().to_string();
                 learner.accelerator().log([("best_checkpoint", path)], None)?;

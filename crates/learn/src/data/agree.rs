@@ -5,8 +5,8 @@ use brigade_train::Accelerator;
 use brigade_vision::check_ranks_agree;
 use brigade_vision::source::Fingerprint;
 
-/// Returns what this rank has found when all ranks have found the same, by a fingerprint; else an error on every
-/// rank, so that none waits for one that has failed.
+/// Returns this rank's value if the values of all ranks have the same fingerprint, else an error on every rank, so that
+/// no rank waits for one that has failed.
 pub(super) fn agreed<T>(
     accelerator: &Accelerator,
     local: Result<T>,

@@ -262,7 +262,7 @@ impl Part for BatchTransform {
     }
 }
 
-/// Transforms of batches, joined: one resampling, then lighting, hue, normalisation, erasing, as fastai orders them,
+/// Combined transforms of batches, in fastai's order: one resampling, then lighting, hue, normalisation and erasing,
 /// then functions.
 #[derive(Clone, Default)]
 pub(super) struct BatchPipeline {
@@ -271,8 +271,8 @@ pub(super) struct BatchPipeline {
 }
 
 impl BatchPipeline {
-    /// Combines transforms, and returns whether the statistics of the first batch are needed; of two of a kind the last
-    /// is used, as in fastai.
+    /// Combines transforms, and returns `true` if the statistics of the first batch are needed. If two are of the same
+    /// kind the last one is used, as in fastai.
     pub(super) fn new(transforms: &[BatchTransform]) -> Result<(Self, bool)> {
         let mut augment = Augment::new();
         for transform in transforms {
@@ -304,17 +304,17 @@ impl BatchPipeline {
         Ok((Self { augment, functions }, by_batch))
     }
 
-    /// Normalises by these statistics.
+    /// Normalises with these statistics.
     pub(super) fn normalized(self, by: images::Normalize) -> Self {
         Self { augment: self.augment.normalize(by), ..self }
     }
 
-    /// The transforms of validation.
+    /// Returns the transforms of validation.
     pub(super) fn validation(&self) -> Self {
         Self { augment: self.augment.validation(), functions: self.functions.clone() }
     }
 
-    /// Transforms images by what was drawn for them.
+    /// Transforms images with the numbers that were drawn for them.
     pub(super) fn apply(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let images = self.augment.apply(images, drawn)?;
         self.functions.iter().try_fold(images, |images, function| function(&images))

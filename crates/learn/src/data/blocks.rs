@@ -88,8 +88,8 @@ impl CategoryBlock {
         self
     }
 
-    /// Sets whether the class `#na#` is added as number 0, for labels that do not occur in training: fastai's `add_na`.
-    /// Without it, such a label is an error.
+    /// Sets whether the class `#na#` is added as number 0, for labels that do not occur in training (fastai's
+    /// `add_na`). Without it, such a label is an error.
     #[must_use]
     pub fn unknown(mut self, unknown: bool) -> Self {
         self.unknown = unknown;
@@ -202,7 +202,7 @@ pub(super) enum TargetKind {
     Points,
 }
 
-/// The targets of some items.
+/// Targets of a list of items.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Targets {
     Classes(Vec<i64>),
@@ -217,7 +217,7 @@ pub(super) enum Targets {
 pub(super) struct Encoder {
     pub(super) kind: TargetKind,
     vocabulary: Vocabulary,
-    /// Number of values of each item, for targets that are numbers.
+    /// Number of values per item, for targets that are numbers.
     width: usize,
 }
 

@@ -20,7 +20,7 @@ use super::pictures;
 use super::samples::Reading;
 use crate::loaders::{Item, ItemCodec, Picture};
 
-/// The kind under which [`ImageCodec`] is written down.
+/// Name of [`ImageCodec`] in an exported file.
 const KIND: &str = "image";
 
 /// The codec of single images: converts them to a model's input, as in validation, and shows batches.
@@ -28,12 +28,12 @@ const KIND: &str = "image";
 pub(super) struct ImageCodec {
     pub(super) grey: bool,
     pub(super) transforms: Vec<ItemTransform>,
-    /// The pipeline of validation.
+    /// Transforms of validation batches.
     pub(super) batch: BatchPipeline,
     pub(super) target: TargetKind,
 }
 
-/// A codec as JSON.
+/// Serialized form of a codec.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -116,7 +116,7 @@ impl ImageCodec {
         self.batch.apply(&images, &drawn)
     }
 
-    /// Undoes the normalisation of a row: `[channels, h, w]` of 0 to 1 on the CPU.
+    /// Returns a row without normalisation: `[channels, h, w]` with values from 0 to 1, on the CPU.
     fn image_of(&self, inputs: &[Tensor], row: i64) -> Result<Tensor> {
         let [images] = inputs else {
             return Err(Error::invalid_argument(format!(

@@ -176,10 +176,10 @@ impl Part for ItemTransform {
     }
 }
 
-/// Makes the transforms that can be written down of the table of brigade-images.
+/// Makes the serializable transforms from the table of `brigade-images`.
 macro_rules! known {
     ($($name:ident: $file:ident::$transform:ident, $order:literal { $($named:tt)* })+) => {
-        /// A transform that can be written down.
+        /// A serializable transform.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub(super) enum Known {
@@ -217,7 +217,7 @@ pub(super) fn compose(transforms: &[ItemTransform]) -> Compose {
     transforms.iter().fold(Compose::new(), |list, next| next.append(list))
 }
 
-/// Sorts as fastai does: by order, and those of one order as they are listed.
+/// Sorts as fastai does: by order, and those with the same order as they are listed.
 pub(super) fn in_order(mut transforms: Vec<ItemTransform>) -> Vec<ItemTransform> {
     transforms.sort_by_key(ItemTransform::order);
     transforms

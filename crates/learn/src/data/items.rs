@@ -23,7 +23,7 @@ use crate::error::LearnError;
 pub struct Items {
     root: PathBuf,
     paths: Vec<PathBuf>,
-    /// The place of each among the items that were found.
+    /// Index of each item among all items that were found.
     numbers: Vec<usize>,
     table: Option<Table>,
 }
@@ -31,7 +31,7 @@ pub struct Items {
 #[derive(Clone, Debug)]
 struct Table {
     file: PathBuf,
-    /// Names of the columns. Empty if the file has no line of names.
+    /// Names of the columns. Empty if the file has no header.
     header: Arc<[String]>,
     rows: Vec<Arc<[String]>>,
 }

@@ -52,7 +52,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The transforms of items in the order in which they run.
+    /// Returns the transforms of items in the order in which they run.
     pub(super) fn ordered(&self) -> Vec<ItemTransform> {
         if self.in_given_order {
             self.item_transforms.clone()
@@ -62,7 +62,7 @@ impl Options {
     }
 }
 
-/// The methods of builders whose field `block` leads to the block's parts, written once.
+/// Methods of builders whose field `block` contains the block's parts, defined once.
 macro_rules! block_methods {
     ($self:ident => $block:expr) => {
         /// Sets the getter of the items. Defaults to [`image_files`](crate::data::image_files).

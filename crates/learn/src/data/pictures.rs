@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use super::blocks::TargetKind;
 use crate::loaders::Picture;
 
-/// Makes a picture of an image `[1 or 3, h, w]` of 0 to 1.
+/// Makes a picture of an image `[1 or 3, h, w]` with values from 0 to 1.
 pub(super) fn of_image(image: &Tensor) -> Result<Picture> {
     let &[_, height, width] = image.size().as_slice() else {
         return Err(Error::invalid_argument(format!(
@@ -21,8 +21,8 @@ pub(super) fn of_image(image: &Tensor) -> Result<Picture> {
     Ok(Picture { width: width as u32, height: height as u32, rgb })
 }
 
-/// Lays the colours of a mask `[h, w]` over a picture, half and half. The class 0, mostly the background, and
-/// pixels without a class leave it as it is.
+/// Blends the colours of a mask `[h, w]` with a picture at equal weights. Class 0, usually the background, and pixels
+/// without a class leave the picture unchanged.
 pub(super) fn blend(picture: &mut Picture, mask: &Tensor) -> Result<()> {
     let size = [i64::from(picture.height), i64::from(picture.width)];
     if mask.size() != size {
@@ -43,7 +43,7 @@ pub(super) fn blend(picture: &mut Picture, mask: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Marks points `[points, 2]` of -1 to 1 on a picture, each by a cross of five red pixels; those outside of it
+/// Marks points `[points, 2]` in coordinates from -1 to 1 by crosses of five red pixels. Points outside of the picture
 /// are left out.
 pub(super) fn mark(picture: &mut Picture, points: &Tensor) -> Result<()> {
     let points = points.f_to_kind(Kind::Double)?.f_contiguous()?.f_view([-1])?;
@@ -63,8 +63,8 @@ pub(super) fn mark(picture: &mut Picture, points: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// The colours of Pascal VOC's masks: the bits of the class, three at a time, from the highest bit of each
-/// channel on, so that near numbers are far apart.
+/// Returns the colour of a class in Pascal VOC's palette: the bits of the class, three at a time, from the highest bit
+/// of each channel on, so that neighbouring numbers have different colours.
 fn colour(class: i64) -> [u8; 3] {
     let mut colour = [0; 3];
     for place in 0..8 {

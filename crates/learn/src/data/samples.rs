@@ -13,7 +13,7 @@ use tch::Tensor;
 use super::blocks::Targets;
 use super::items::Items;
 
-/// The class in the file of a mask that means none, and of what lies outside of it.
+/// Value of a mask's pixel without a class, and of pixels outside of the mask.
 const NO_CLASS: u8 = 255;
 
 /// Options of reading samples.
@@ -27,7 +27,7 @@ pub(super) struct Reading {
 
 impl Reading {
     pub(super) fn to_tensor(&self) -> ToTensor {
-        // Bytes: a quarter of the memory until they are on the device.
+        // Bytes take a quarter of the memory of floats, until the images are on the device.
         if self.grey { ToTensor::u8().grey() } else { ToTensor::u8() }
     }
 }
@@ -35,7 +35,7 @@ impl Reading {
 /// Images `u8` `[n, channels, h, w]` and targets.
 pub(super) struct Samples {
     images: Images,
-    /// Rows of an image dataset whose labels are numbers of rows.
+    /// Rows of numbers for an image dataset whose labels are indices of rows, with the number of columns.
     rows: Option<(Vec<f32>, usize)>,
 }
 
@@ -126,7 +126,7 @@ impl BatchedDataset for Samples {
             }
         };
         let Some((rows, width)) = &self.rows else { return Ok((images, targets)) };
-        // A broken image may have been replaced by another one, whose row this is.
+        // A broken image may have been replaced by another one, which has this row.
         let numbers = Vec::<i64>::try_from(&targets)?;
         let length = (*width).max(1);
         let mut picked = Vec::with_capacity(numbers.len() * length);

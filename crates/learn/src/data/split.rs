@@ -263,7 +263,7 @@ pub fn stratified_split(share: f64) -> Splitter {
         for (index, label) in labels()?.iter().enumerate() {
             groups.entry(format!("{label:?}")).or_default().push(index);
         }
-        // Whole items first, then one more where the largest rest is left.
+        // Whole items first, then one more for the groups with the largest remainders.
         let exact = |group: &Vec<usize>| share * group.len() as f64;
         let mut counts: Vec<usize> = groups.values().map(|group| exact(group) as usize).collect();
         let missing = (share * items.len() as f64).round() as usize;

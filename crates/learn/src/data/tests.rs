@@ -18,7 +18,7 @@ fn accelerator() -> Accelerator {
     Accelerator::builder().cpu(true).quiet(true).build().unwrap()
 }
 
-/// `all/CLASS/0000.jpg` and so on: 2 classes of `per_class`.
+/// Makes a folder with files `all/CLASS/0000.jpg` and so on: 2 classes with `per_class` files each.
 fn flat(per_class: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let photos = Photos::new(2, per_class).size(40, 30);
@@ -47,7 +47,7 @@ fn numbered(accelerator: &Accelerator, folder: &Path) -> Loaders {
         .unwrap()
 }
 
-/// The targets of a pass, as this rank sees them: real rows only.
+/// Returns the targets of a pass on this rank, without duplicates.
 fn targets(source: &dyn BatchSource, accelerator: &Accelerator, training: bool) -> Vec<i64> {
     let prepared = source.prepare(accelerator, training).unwrap();
     let mut seen = Vec::new();
@@ -116,7 +116,7 @@ fn weights_choose_training_items() {
     };
     let only = block.clone().weighted(|path| if number(path) >= 1000.0 { 1.0 } else { 0.0 });
     assert_eq!(squares(only), (16, 16));
-    // Two squares among ten discs are drawn as often as these.
+    // Sampling draws two squares as often as ten discs.
     let few = block.split(function_split(|path| number(path) >= 1002.0)).drop_last(false);
     let balanced = few.clone().balanced();
     assert_eq!(squares(few), (2, 12));
@@ -253,7 +253,7 @@ fn points_follow_both_kinds_of_transforms() {
     assert!(error.contains("leave out .cache"), "{error}");
 }
 
-/// A file of 24 bits a pixel.
+/// Returns the bytes of a bitmap file with 24 bits per pixel.
 fn bmp(width: usize, height: usize, colour: impl Fn(usize, usize) -> [u8; 3]) -> Vec<u8> {
     let row = (3 * width).next_multiple_of(4);
     let mut bytes = b"BM".to_vec();
@@ -273,7 +273,7 @@ fn bmp(width: usize, height: usize, colour: impl Fn(usize, usize) -> [u8; 3]) ->
     bytes
 }
 
-/// The ranks' folder, which rank 0 makes.
+/// Returns the folder that the ranks share, which rank 0 makes.
 fn shared(accelerator: &Accelerator) -> (std::path::PathBuf, Option<tempfile::TempDir>) {
     let own = accelerator.is_main_process().then(|| flat(8));
     let path = own.as_ref().map(|folder| folder.path().to_path_buf()).unwrap_or_default();
@@ -286,7 +286,7 @@ dist_test!(
     |_: World| -> Result<()> {
         let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
         let (folder, _own) = shared(&accelerator);
-        // Without a seed: each rank would draw its own.
+        // Without a seed, each rank would draw its own.
         let data = numbered(&accelerator, &folder);
         let train = targets(data.train.as_ref(), &accelerator, true);
         let valid = targets(data.valid.as_ref().unwrap().as_ref(), &accelerator, false);

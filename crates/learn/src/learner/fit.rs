@@ -84,7 +84,7 @@ impl Learner {
         own.push(Box::new(Recording::new(self.recording)));
         self.with_callbacks(own, |learner, callbacks| {
             learner.enter()?;
-            // State left by an earlier fit, such as that of an error, does not belong to a step of this one.
+            // State of an earlier fit, such as one that ended with an error, does not belong to a step of this one.
             let cleared = learner.state.zero_grad();
             let outcome = cleared.and_then(|()| learner.run(epochs, start_epoch, callbacks));
             callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
@@ -95,7 +95,7 @@ impl Learner {
         })
     }
 
-    /// Makes the optimizer if there is none, of the parameters that are trained.
+    /// Makes the optimizer of the trained parameters if there is none.
     pub(super) fn make_optimizer(&mut self, reset: bool, rates: &[f64]) -> Result<()> {
         if reset {
             self.state.grouped.reset();
@@ -107,7 +107,8 @@ impl Learner {
         }
     }
 
-    /// Runs `body` with the Learner's callbacks and these, in order; the Learner's are kept whatever comes.
+    /// Runs `body` with the Learner's callbacks and these, in order. The Learner's callbacks are restored also after an
+    /// error.
     pub(crate) fn with_callbacks<R>(
         &mut self,
         own: Vec<Box<dyn Callback>>,
@@ -145,8 +146,8 @@ impl Learner {
         fit.settle(outcome)
     }
 
-    /// Passes over data without a fit: the events of a validation alone, for the callbacks that take part in such
-    /// passes and these.
+    /// Runs a pass over data outside of a fit: sends the events of a validation to the callbacks that take part in such
+    /// passes, and to these.
     pub(crate) fn evaluate(
         &mut self,
         source: &dyn PreparedSource,
@@ -167,7 +168,7 @@ impl Learner {
     }
 }
 
-/// A fit that runs.
+/// A running fit.
 struct Loop<'a> {
     learner: &'a mut Learner,
     callbacks: &'a mut [Box<dyn Callback>],
@@ -207,7 +208,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Calls the callbacks of an event in order; the first interruption is the last call.
+    /// Calls the callbacks of an event in order, up to the first that interrupts.
     fn fire(&mut self, event: Event) -> Step {
         let Learner { state, .. } = &mut *self.learner;
         match event {
@@ -246,7 +247,7 @@ impl Loop<'_> {
                 Ranks::Main => Ok(()),
                 Ranks::Any(events) => {
                     let outcome = call(&mut **callback, event, state);
-                    // Ranks may have unequal numbers of validation batches: they agree behind the last one.
+                    // Ranks may have unequal numbers of validation batches: they synchronise after the last one.
                     let agrees = position.training || !event.is_inner();
                     match (agrees && events.contains(&event), outcome) {
                         (true, Ok(())) => agreed(state.accelerator(), None),
@@ -353,7 +354,7 @@ impl Loop<'_> {
     fn epochs(&mut self, start: usize) -> Step {
         let epochs = self.learner.state.position.epochs;
         let resumed = match self.learner.state.resume.take() {
-            // A later fit was interrupted: this one is done.
+            // A later fit was interrupted, so this one is complete.
             Some((_, false, _)) => return Level::Fit.cancel(),
             Some((folder, true, progress)) if progress.epoch >= epochs => {
                 return Ok(self.go_on(&folder, progress)?);
@@ -444,7 +445,7 @@ impl Loop<'_> {
         for batch in items {
             let state = &mut self.learner.state;
             let batch = batch?;
-            // The index counts batches that a resumed epoch leaves out.
+            // The index includes the batches that a resumed epoch skips.
             state.position.iter = batch.index();
             if !state.position.training && batch.valid() == 0 {
                 // The other ranks gather the model's parts for their batches.
@@ -512,7 +513,8 @@ impl Loop<'_> {
     }
 }
 
-/// A loss that is not finite is the same error on every rank, so that all end the fit at the same place.
+/// Ends the fit if the error is a loss that is not finite. The error is the same on every rank, so all end the fit at
+/// the same place.
 fn ends_on_nan(state: &mut LearnerState, outcome: Result<()>) -> Step {
     match outcome {
         Err(error)
@@ -559,7 +561,7 @@ fn runs(level: Level, event: Event, position: Position) -> bool {
     }
 }
 
-/// Agrees on a cancellation over the ranks: the outermost level that any of them cancels.
+/// Returns the outermost level that any rank cancels, on all ranks.
 fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step {
     const OUTERMOST_FIRST: [Level; 7] = [
         Level::Fit,
@@ -581,7 +583,8 @@ fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step
     }
 }
 
-/// Adds the callback's name to its own error. Errors of the ranks, the data or the tensors are returned unchanged.
+/// Adds the callback's name to an error of the callback. Errors of the ranks, the data or the tensors are returned
+/// unchanged.
 fn named(source: Error, callback: String, event: Event) -> Error {
     let own = match source.kind() {
         ErrorKind::InvalidArgument | ErrorKind::Custom => {

@@ -31,7 +31,7 @@ impl LearnerState {
         }
         let built = self.grouped.is_built();
         self.grouped.freeze_to(first);
-        // In a fit the optimizer is needed at the next step.
+        // During a fit the optimizer is needed at the next step.
         if self.model.is_prepared() && built {
             return self.build_optimizer(0.0);
         }
@@ -46,7 +46,7 @@ impl LearnerState {
         })
     }
 
-    /// Prepares the optimizer of a model of which ranks have parts, outside of a fit as well.
+    /// Prepares the optimizer of a model that is divided among ranks, outside of a fit as well.
     pub(crate) fn prepare_optimizer(&mut self) -> Result<()> {
         if self.is_in_parts() {
             let accelerator = self.accelerator.clone();
@@ -55,8 +55,8 @@ impl LearnerState {
         Ok(())
     }
 
-    /// Runs `body` with the plain model, or a sharded one: the reducer of another prepared model keeps the parameters
-    /// that were trained when it was made.
+    /// Runs `body` with the plain model, or the sharded one: the reducer of any other prepared model keeps the
+    /// parameters that were trained when it was made.
     fn replacing_model(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let prepared = self.model.is_prepared();
         if prepared {

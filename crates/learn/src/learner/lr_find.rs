@@ -136,7 +136,8 @@ impl LrFinding {
     }
 }
 
-/// The longest descent, by the longest decreasing subsequence; the rate a third and a sixth into it.
+/// Returns the rates a third and a sixth into the longest descent, which is found as the longest decreasing
+/// subsequence.
 fn valley(lrs: &[f64], losses: &[f64]) -> Option<f64> {
     let mut lengths = vec![1usize; losses.len()];
     let (mut start, mut end) = (0isize, 0usize);
@@ -153,12 +154,12 @@ fn valley(lrs: &[f64], losses: &[f64]) -> Option<f64> {
     }
     let section = (end as isize - start) as f64 / 3.0;
     let index = start + section as isize + (section / 2.0) as isize;
-    // Counted from the end where the descent is the whole curve.
+    // Counted from the end if the descent is the whole curve.
     let index = if index < 0 { index + lrs.len() as isize } else { index };
     lrs.get(usize::try_from(index).ok()?).copied()
 }
 
-/// Finds from the right the first rate whose slope is like that of the rate 15 positions before.
+/// Returns the first rate from the right whose slope is similar to that of the rate 15 positions before.
 fn slide(lrs: &[f64], losses: &[f64]) -> Option<f64> {
     const APART: usize = 15;
     const CHANGE: f64 = 0.005;
@@ -175,7 +176,7 @@ fn slide(lrs: &[f64], losses: &[f64]) -> Option<f64> {
     Some(found)
 }
 
-/// Central differences, one-sided at the ends.
+/// Returns central differences, one-sided at the ends.
 fn gradient(values: &[f64]) -> Vec<f64> {
     let last = values.len() - 1;
     let slope = |index: usize| match index {
@@ -186,13 +187,13 @@ fn gradient(values: &[f64]) -> Vec<f64> {
     (0..values.len()).map(slope).collect()
 }
 
-/// The place of the least number.
+/// Returns the index of the minimum.
 fn least(values: &[f64]) -> Option<usize> {
     let places = 0..values.len();
     places.filter(|index| !values[*index].is_nan()).min_by(|a, b| values[*a].total_cmp(&values[*b]))
 }
 
-/// Raises the rate with every batch, and ends the fit.
+/// Raises the rate with every batch, until it ends the fit.
 #[derive(Debug)]
 struct Finder {
     options: LrFindOptions,
@@ -206,7 +207,7 @@ impl Callback for Finder {
     }
 
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
-        // A rate that is too high makes the loss infinite: the end of the curve, and no error.
+        // A rate that is too high makes the loss infinite, which ends the curve and is not an error.
         learner.ends_on_nan = true;
         Ok(())
     }

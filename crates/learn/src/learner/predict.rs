@@ -66,7 +66,7 @@ pub struct Prediction {
     pub probabilities: Tensor,
 }
 
-/// Keeps loss and metrics of a pass.
+/// Records loss and metrics of a pass.
 #[derive(Debug)]
 struct Measuring {
     meters: Meters,
@@ -91,7 +91,7 @@ impl Callback for Measuring {
     }
 }
 
-/// Keeps the outputs of a pass.
+/// Collects the outputs of a pass.
 #[derive(Debug, Default)]
 struct Gathered {
     places: Vec<usize>,
@@ -138,7 +138,7 @@ fn cancelled(what: &str) -> Error {
     ))
 }
 
-/// Reads the prediction off an output with a batch dimension of 1.
+/// Converts an output with a batch dimension of 1 to a prediction.
 pub(crate) fn predicted(
     loss: &dyn Loss,
     output: &Tensor,
@@ -289,7 +289,7 @@ impl Learner {
         self.state.gathered(body)
     }
 
-    /// The output of the model in evaluation, with the Accelerator's precision.
+    /// Returns the output of the model in evaluation, with the Accelerator's precision.
     pub(crate) fn forward(&mut self, inputs: &[Tensor]) -> Result<Tensor> {
         let device = self.state.model.parameters().first().map(|it| it.tensor.device());
         let device = device.unwrap_or(Device::Cpu);
@@ -311,7 +311,7 @@ impl Learner {
         })?)
     }
 
-    /// Passes over a part of the data with this callback.
+    /// Runs a pass over a part of the data with this callback.
     fn pass(&mut self, part: Part, own: impl Callback) -> Result<()> {
         self.distributed(|learner| match part {
             Part::Valid => {
@@ -336,8 +336,8 @@ impl Learner {
         })
     }
 
-    /// Joins what the ranks have gathered; `order` is where each sample stands in the order of the batches, where
-    /// that is not the data's.
+    /// Joins the outputs of all ranks. `order` is the position of each sample in the order of the batches, if that
+    /// differs from the data's.
     fn collected(&self, gathered: Gathered, order: Option<&[i64]>) -> Result<Predictions> {
         let Gathered { places, predictions, targets } = gathered;
         let group = self.state.accelerator.data_processes().group();
@@ -356,7 +356,7 @@ impl Learner {
         let losses = match &targets {
             Some(targets) => {
                 let each = loss.each(&outputs, targets)?;
-                // One for each element of a sample: their mean.
+                // With a loss for each element of a sample: their mean.
                 let rows = outputs.size()[0].max(1);
                 let each = each.f_reshape([rows, -1])?;
                 Some(each.f_mean_dim(1, false, None)?)

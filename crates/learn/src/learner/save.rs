@@ -72,7 +72,7 @@ impl LearnerState {
         self.model.load_state_dict(&model)
     }
 
-    /// Loads the state that rank 0 has read; each rank gets its part.
+    /// Loads the state that rank 0 has read, and sends each rank its part.
     fn load_parts(
         &mut self,
         path: &Path,
@@ -99,7 +99,7 @@ impl LearnerState {
             None
         };
         if let Some((own, optimizer)) = own.as_ref().zip(self.optimizer()?) {
-            // The same outcome on all ranks, since shapes and names of a parameter's parts differ in its rows alone.
+            // The result is the same on all ranks, since the parts of a parameter differ only in their rows.
             let fits = optimizer.check_state(own, |tensor| tensor.size());
             let fits = fits.map_err(|mismatch| mismatch.to_string());
             let all = processes.gather_object(fits)?;
@@ -116,7 +116,7 @@ impl LearnerState {
 
 const WITHOUT_OPTIMIZER: &str = "it has no optimizer: it was saved without one";
 
-/// Reads names and tensors.
+/// Reads the names and tensors of a saved model.
 pub(crate) fn state_dict(path: &Path, value: &Value<Tensor>) -> Result<StateDict> {
     let refused = |reason: String| LearnError::Format { path: path.to_owned(), reason };
     let entries = value.as_dict().ok_or_else(|| {

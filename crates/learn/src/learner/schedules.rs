@@ -195,7 +195,7 @@ impl FineTuneOptions {
     }
 }
 
-/// The options that all of them have.
+/// Options that all schedules have.
 macro_rules! common {
     ($($schedule:ident),+) => {
         $(impl $schedule {

@@ -77,7 +77,7 @@ impl Target for Option<Tensor> {
     }
 }
 
-/// A batch whose tensors have no types of their own any more: what callbacks see.
+/// A batch without its Rust type, as callbacks see it.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) inputs: Vec<Tensor>,

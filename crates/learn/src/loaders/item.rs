@@ -16,7 +16,7 @@ pub enum Item {
     File(PathBuf),
     /// Bytes of an encoded image or of another file.
     Bytes(Vec<u8>),
-    /// A text, for data that are texts.
+    /// A text, for text data.
     Text(String),
     /// The model's inputs without the batch dimension.
     Tensors(Vec<Tensor>),
@@ -113,7 +113,7 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
     fn describe(&self) -> Result<(&'static str, serde_json::Value)>;
 }
 
-/// The model's input of one item, with a batch dimension of 1.
+/// Returns the model's input for one item, with a batch dimension of 1.
 pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<Tensor>> {
     match (item, codec) {
         (Item::Tensors(tensors), _) => {

@@ -9,32 +9,32 @@ use tch::Device;
 
 use super::input::{ModelInput, Parts, Target};
 
-/// Turns a loader's batch, on its device, into input and targets.
+/// Function that splits a loader's batch, on its device, into input and targets.
 type Split<B> = Arc<dyn Fn(B) -> Result<Parts> + Send + Sync>;
 
-/// A loader whose batches have lost their type.
+/// A loader whose type is erased.
 pub(crate) trait BatchSource {
-    /// Shares it out among the ranks: for training by the Accelerator's rules, and into its checkpoints; for
-    /// validation batch by batch, without duplicates; with sharding each rank has as many batches, of which the last ones
-    /// may have duplicates or nothing else.
+    /// Shares the loader among the ranks. A training loader follows the Accelerator's rules, and is saved in its
+    /// checkpoints. A validation loader is divided by batches, without duplicates; with sharding each rank has the same
+    /// number of batches, the last of which may have duplicates or nothing else.
     fn prepare(&self, accelerator: &Accelerator, training: bool)
     -> Result<Box<dyn PreparedSource>>;
     fn batches(&self) -> usize;
-    /// The number of the epoch that begins next.
+    /// Returns the number of the epoch that begins next.
     fn epoch(&self) -> u64;
     fn set_epoch(&self, epoch: u64);
-    /// A handle that gives every sample once: in the order of the data, or in its sampler's.
+    /// Returns a handle that yields every sample once, in the order of the data or of its sampler.
     fn in_order(&self) -> Box<dyn BatchSource>;
-    /// Returns the positions of the next epoch's samples in its order, if a sampler yields each of them once in another
-    /// order than the data's.
+    /// Returns the indices of the next epoch's samples, in order, if a sampler yields each sample once in another order
+    /// than the data's.
     fn places(&self) -> Result<Option<Vec<i64>>>;
-    /// Makes a batch of these samples on the CPU, and moves no position.
+    /// Makes a batch of these samples on the CPU, without changing the loader's position.
     fn rows(&self, indices: &[usize]) -> Result<Parts>;
-    /// Makes the first rows of the next epoch on the CPU, and moves no position.
+    /// Makes the first rows of the next epoch on the CPU, without changing the loader's position.
     fn sample(&self, rows: usize) -> Result<Parts>;
 }
 
-/// A loader that was shared out.
+/// A loader that is shared among the ranks.
 pub(crate) trait PreparedSource {
     fn begin(&self) -> Box<dyn Iterator<Item = Result<Batch<Parts>>>>;
     fn batches(&self) -> usize;
@@ -50,7 +50,7 @@ struct Prepared<D: BatchedDataset> {
     split: Split<D::Batch>,
 }
 
-/// Takes a loader whose batches a function splits into input and targets.
+/// Wraps a loader, with a function that splits its batches into input and targets.
 pub(crate) fn source<D, X, Y>(
     what: &str,
     loader: DataLoader<D>,
@@ -89,7 +89,7 @@ where
         let loader = if training {
             accelerator.prepare(handle)?
         } else {
-            // Ranks that share a model's parts run as many forward passes; what completes the batches is left out.
+            // Ranks that share a model's parts run the same number of forward passes; duplicates are left out.
             let even_batches = accelerator.parallel().sharding().is_some();
             let whole = DataLoaderConfiguration { even_batches, ..Default::default() };
             PreparedLoader::new(handle, accelerator.data_processes(), whole)?
@@ -124,7 +124,7 @@ where
         for (place, index) in order.into_iter().enumerate() {
             match places.get_mut(index) {
                 Some(slot @ -1) => *slot = place as i64,
-                // Samples that are left out or come twice have no order of their own.
+                // If samples are left out or repeated, there is no such order.
                 _ => return Ok(None),
             }
         }

@@ -11,7 +11,7 @@ fn unfit(loss: &str, predictions: &Tensor, targets: &Tensor, expected: &str) -> 
     ))
 }
 
-/// Returns numbers as a loss computes with them: half precision as `f32`, under autocast, too, as in PyTorch.
+/// Returns numbers in the type in which a loss computes: half precision as `f32`, also under autocast, as in PyTorch.
 pub(super) fn full(predictions: &Tensor) -> Result<Tensor> {
     Ok(match predictions.kind() {
         Kind::Half | Kind::BFloat16 => predictions.f_to_kind(Kind::Float)?,

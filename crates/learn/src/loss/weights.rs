@@ -7,7 +7,7 @@ use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
-/// Optional weights. A copy on the device is kept, so that a step need not send them.
+/// Optional weights. A copy on the device is kept, so that a step does not have to send them.
 #[derive(Default)]
 pub(super) struct Weights {
     values: Option<Vec<f64>>,
@@ -23,7 +23,7 @@ impl Weights {
         self.values.is_some()
     }
 
-    /// Returns them as a tensor beside the predictions, of which there are `expected` classes or labels.
+    /// Returns the weights on the predictions' device. `expected` is the number of classes or labels.
     pub(super) fn beside(
         &self,
         loss: &str,

@@ -24,7 +24,7 @@ fn data_on_the_gpu_train_as_data_on_the_cpu() {
         };
         let loaders =
             Loaders::new(data(40).batch_size(8).shuffle(true), data(20).batch_size(6)).unwrap();
-        // What is shown, and what a model is tried with, comes to the host.
+        // Values to show, and the outputs of a trial forward, are copied to the host.
         let (inputs, labels) = loaders.one_batch(3).unwrap();
         assert_eq!(inputs[0].device(), Device::Cpu);
         assert_eq!(labels.unwrap().size(), [3]);

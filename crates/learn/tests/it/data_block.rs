@@ -57,7 +57,7 @@ fn the_program_of_the_documentation_gives_batches() {
     let folder = photos(3, 10);
     let data = woofs().seed(1).loaders(&accelerator(), folder.path(), 8).unwrap();
     assert_eq!(data.class_names().unwrap(), ["disc", "square", "triangle"]);
-    // 30 of training leave out a batch of 6; all 6 of validation are there.
+    // The 30 training items leave out an incomplete batch of 6; all 6 validation items are used.
     assert_eq!((data.train_batches(), data.valid_batches()), (3, 1));
     let (inputs, target) = data.one_batch(8).unwrap();
     assert_eq!((inputs[0].size(), inputs[0].kind()), (vec![8, 3, 32, 32], Kind::Float));
@@ -74,7 +74,7 @@ fn the_program_of_the_documentation_gives_batches() {
         (picture.width, picture.height, picture.rgb.len()) == (32, 32, 32 * 32 * 3)
             && data.class_names().unwrap().contains(label)
     }));
-    // Looking does not move the training's position, and the same seed gives the same batches.
+    // Showing a batch does not change the position in training, and the same seed gives the same batches.
     assert_eq!(data.show_batch(5).unwrap(), shown);
     let again = woofs().seed(1).threads(0).loaders(&accelerator(), folder.path(), 8).unwrap();
     assert_eq!(again.show_batch(5).unwrap(), shown);
@@ -301,7 +301,7 @@ fn pictures_undo_the_normalisation() {
     assert_eq!(size, [2, 1, 20, 20]);
     assert!(grey.rgb.chunks(3).all(|pixel| pixel[0] == pixel[1] && pixel[1] == pixel[2]));
     assert_eq!(picture(block(true).batch_transforms(Normalize::from_batch())).0, grey);
-    // What is erased afterwards is not part of the statistics.
+    // Erased pixels are not part of the statistics.
     let statistics = |transforms: Vec<BatchTransform>| {
         let block = block(false).seed(4).batch_transforms(transforms);
         let data = block.loaders(&accelerator(), folder.path(), 4).unwrap();
@@ -491,7 +491,7 @@ fn a_learner_trains_predicts_and_is_read_again_without_the_data() {
     };
     let mut learner = Learner::new(&accelerator, data, model).unwrap().quiet(true);
     learner.fit_one_cycle(1, 1e-3, ()).unwrap();
-    // Four of validation, in their order; the files as unlabelled ones are the same.
+    // Four items of validation, in their order; the same files without labels give the same result.
     let predictions = learner.predictions().unwrap();
     assert_eq!(predictions.predictions.size(), [4, 2]);
     assert_eq!(rows(predictions.targets), [0.0, 0.0, 1.0, 1.0]);

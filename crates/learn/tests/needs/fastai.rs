@@ -62,7 +62,7 @@ fn agrees(learner: &Learner, folder: &Path, name: &str) {
     let recorder = learner.recorder();
     close(name, "lr", recorder.lrs(), &numbers("lr"), 1e-6);
     close(name, "momentum", recorder.momenta(), &numbers("mom"), 1e-6);
-    // Rates of fastai's carry the noise of float32, about 5e-8.
+    // fastai's rates contain the rounding of float32, about 5e-8.
     close(name, "loss", recorder.losses(), &numbers("loss"), 1e-5);
     for (row, theirs) in recorder.rows().iter().zip(facts["epochs"].as_array().unwrap()) {
         let ours: Vec<f64> = row.values.iter().map(|it| it.unwrap()).collect();

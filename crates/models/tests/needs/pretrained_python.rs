@@ -41,7 +41,7 @@ fn weights_and_first_values_are_torchvisions_and_timms() {
     agrees(folder, "vit_small_patch16_224.pth", same, |path| {
         VisionTransformer::small(path, CLASSES)
     });
-    // One library's file in another one's architecture.
+    // A file of one library in the architecture of another.
     let mapped = Names::Mapped;
     agrees(folder, "timm_convnext_tiny.pth", mapped, |path| ConvNeXt::tiny(path, CLASSES));
     agrees(folder, "resnet50d.safetensors", mapped, |path| XResNet::xresnet50(path, CLASSES));

@@ -67,7 +67,7 @@ where
     let mut model = M::from_pretrained(theirs.join(name)).unwrap();
     model.eval();
     let found = tch::no_grad(|| model.forward(Tokens::from((ids, mask)))).unwrap();
-    // What padding itself computes is not used.
+    // Outputs of padding are not used.
     let seen = |output: &Tensor| match output.dim() {
         3 => output * mask.unsqueeze(-1),
         _ => output.shallow_clone(),

@@ -136,7 +136,7 @@ fn assert_digest(found: &Tensor, expected: &Value, what: &str) {
     let shape: Vec<i64> = serde_json::from_value(expected["shape"].clone()).unwrap();
     assert_eq!(found.size(), shape, "{what}");
     let all = values(found);
-    // Errors of the numbers add up as a random walk does; here as if all had one sign.
+    // Rounding errors add up like a random walk; this bound assumes that all have the same sign.
     let sums = [all.iter().sum(), all.iter().map(|value| value.abs()).sum::<f64>()];
     let allowed = noise() * all.len() as f64;
     for (found, name) in sums.into_iter().zip(["sum", "abs_sum"]) {

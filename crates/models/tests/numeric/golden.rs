@@ -150,7 +150,8 @@ pub(crate) fn agrees<M: Layer>(table: Table, name: &str, build: fn(&ParamPath<'_
     let theirs = Outcome::read(golden, table).errors(&exact);
     let ours = Outcome::of(&mut model, &images, table).errors(&exact);
     eprintln!("{name}: their rounding {theirs:?}, ours {ours:?}");
-    // How far rounding moves each figure here: computed where theirs, of one processor, was close by chance.
+    // The effect of rounding on each figure is computed here: the reference figures come from one processor, and their
+    // agreement may be chance.
     let perturbed = LazyCell::new(|| {
         let of_seed = |seed| {
             let mut model = Model::builder().device(numeric_device()).build(build).unwrap();

@@ -34,7 +34,7 @@ fn step(recompute: bool) -> (usize, Vec<Tensor>) {
     tch::manual_seed(0);
     let model = Model::new(|p: &ParamPath<'_>| net(p, recompute)).unwrap();
     let input = Tensor::ones([ROWS, WIDTH], (Kind::Float, Device::Cpu));
-    // The highest memory so far begins again here.
+    // The peak of memory is measured from here.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let output = model.forward(&input).unwrap();
     brigade_torch::backward(&output.mean(Kind::Float)).unwrap();
@@ -45,13 +45,13 @@ fn step(recompute: bool) -> (usize, Vec<Tensor>) {
 
 #[test]
 fn recomputed_parts_keep_their_inputs_only() {
-    // As the Accelerator does: what is freed is used again, so the process is as large as its tensors were.
+    // As the Accelerator does: freed memory is reused, so the process is as large as its tensors were.
     brigade_torch::keep_freed_memory();
     // Libraries, threads and their buffers.
     let _ = Tensor::ones([WIDTH, WIDTH], (Kind::Float, Device::Cpu))
         .matmul(&Tensor::ones([WIDTH, WIDTH], (Kind::Float, Device::Cpu)));
     let before = status("VmRSS");
-    // First, so that nothing which the plain step leaves behind is counted for it.
+    // First, so that nothing that the plain step leaves allocated is counted.
     let (recomputed, gradients) = step(true);
     let (plain, expected) = step(false);
     assert_eq!(gradients, expected);

@@ -21,7 +21,7 @@ fn layers(path: &ParamPath<'_>) -> Vec<Linear> {
 
 /// Bytes that loading the model takes at its highest.
 fn taken(model: &mut Model<Vec<Linear>>, place: &Path) -> usize {
-    // The highest memory so far begins again here.
+    // The peak of memory is measured from here.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS");
     model.load_weights(place).unwrap();
@@ -61,7 +61,7 @@ fn weights_are_read_into_the_model() {
         for parameter in model.parameters() {
             let _ = tch::no_grad(|| parameter.tensor.shallow_clone().zero_());
         }
-        // What the program itself takes is in the allowance: directories of files, and the heap's pages.
+        // The allowance contains the memory of the program itself: directories of files, and the heap's pages.
         let more = taken(&mut model, &place);
         assert!(more <= 4 * MIB, "{name}: {more} bytes beside the model");
         let more = taken(&mut double, &place);

@@ -147,7 +147,7 @@ fn embeddings_name_an_index_that_has_no_row() {
             );
         }
     }
-    // Of what is wrong otherwise libtorch tells.
+    // libtorch reports other mistakes.
     let fractions = Tensor::from_slice(&[0.5f32]);
     assert!(matches!(
         model.forward(&fractions).unwrap_err().downcast_ref(),
@@ -297,7 +297,7 @@ fn a_failing_recomputation_is_an_error_of_the_backward() {
     let error = brigade_torch::backward(&output.sum(Kind::Float)).unwrap_err().to_string();
     let reason = "failed when it ran again in backward: body cannot take an input of [3, 4]";
     assert!(error.contains(reason), "{error}");
-    // What fails the first time is an error of the forward.
+    // An operation that fails in the first call is an error of the forward.
     let text = model.forward(&wave(&[3, 2], 0.0)).unwrap_err().to_string();
     assert!(text.starts_with("tensor operation failed"), "{text}");
 }

@@ -95,7 +95,7 @@ fn shared_parameters_count_once_and_are_saved_twice() {
     assert_eq!(model.requires_grad_under("head", false).unwrap(), 1);
     assert!(model.trainable_parameters().is_empty());
 
-    // One of the two names is enough.
+    // One of the two names suffices.
     let mut state = StateDict::new();
     state.insert("head.weight", Tensor::ones([5, 2], (Kind::Float, model.device()))).unwrap();
     let report = model.load_state_dict(&state).unwrap();
@@ -170,7 +170,7 @@ fn changing_the_kind_keeps_the_tensors_that_others_hold() {
     let kinds: Vec<_> = model.buffers().iter().map(|buffer| buffer.tensor.kind()).collect();
     assert_eq!(kinds, [Kind::Double, Kind::Double, Kind::Int64]);
 
-    // The layer follows, and gradients go on adding up in the new kind.
+    // The layer follows, and gradients are accumulated in the new kind.
     let output = model.forward(&input.to_kind(Kind::Double)).unwrap();
     assert_eq!(output.kind(), Kind::Double);
     output.sum(Kind::Double).backward();
@@ -218,7 +218,7 @@ fn a_strict_load_changes_nothing_unless_all_fits() {
         assert_eq!(values(now), values(then));
     }
 
-    // What fits goes in, converted to the model's kind.
+    // Tensors that fit are loaded, converted to the model's kind.
     let report = model.load_matching(&state).unwrap();
     assert_eq!((report.loaded, report.unexpected.len(), report.mismatched.len()), (1, 1, 1));
     let weight = model.parameters().remove(0).tensor;

@@ -69,7 +69,7 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     let _ = model.forward(&input).unwrap();
     assert_eq!(before, mean);
 
-    // The module computes with the model's tensors, wherever they go.
+    // The module computes with the model's tensors, on any device.
     model.to_kind(Kind::Double).unwrap();
     let output = model.module().inner().forward_t(&input.to_kind(Kind::Double), false);
     assert_eq!(output.kind(), Kind::Double);
@@ -109,7 +109,7 @@ fn a_scripted_module_trains_as_in_python() {
         model.forward((&left, &right)).unwrap()["hidden"],
         "dropout in training"
     );
-    // The running statistics moved; begin anew.
+    // The running statistics have changed; reset them.
     let path = fixture("torchscript_script.pt");
     let mut model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
     model.to_device(numeric_device()).unwrap();
@@ -144,7 +144,7 @@ fn a_traced_module_gives_nested_tuples() {
     let (plain, (scaled, same)) = model.forward((&input, &factor)).unwrap();
     assert_eq!(plain * 3.0, scaled);
     assert_eq!(same, factor);
-    // What does not fit is an error, not a panic.
+    // Weights that do not fit are an error, not a panic.
     let mut model =
         Model::<TorchScript>::from_torchscript(fixture("torchscript_trace.pt")).unwrap();
     model.to_device(numeric_device()).unwrap();

@@ -203,7 +203,7 @@ fn saving_replaces_whole_files_and_leaves_nothing_else() {
 
 #[test]
 fn objects_in_a_pickle_are_not_made() {
-    // Beside the weights they do no harm.
+    // They do no harm beside the weights.
     let state = weights::load(fixture("os_system.pth")).unwrap();
     assert_eq!(state.names().collect::<Vec<_>>(), ["weight"]);
     assert!(!Path::new("brigade_was_here").exists());
@@ -238,7 +238,7 @@ fn what_wraps_a_model_goes_where_all_of_the_model_fits() {
         let own = [(names[0].as_str(), weight), (names[1].as_str(), bias)];
         let report = load(&own).unwrap();
         assert_eq!((report.loaded, report.prefix.as_str()), (2, prefix));
-        // A loss or a head beside it is left out, and named.
+        // A loss or a head beside it is left out, and reported.
         let report = load(&[own[0], own[1], ("loss.weight", &[3])]).unwrap();
         assert_eq!(
             report.remark().unwrap(),
@@ -287,7 +287,7 @@ fn format(name: &str) -> PathBuf {
 
 #[test]
 fn dtypes_that_a_model_cannot_have_are_named_with_a_remedy() {
-    // The same file as the test of every dtype has: the first of its tensors that cannot be loaded is named.
+    // The same file as in the test of every dtype: the error names the first of its tensors that cannot be loaded.
     for (name, tensors) in [
         ("dtypes.safetensors", &["is F8_E", "is F4", "is U"][..]),
         ("dtypes.pth", &["is bits16"]),
@@ -303,7 +303,7 @@ fn dtypes_that_a_model_cannot_have_are_named_with_a_remedy() {
             "{said}"
         );
     }
-    // A model that fits in names and shapes, and its values are as they were.
+    // A model that fits in names and shapes; its values are unchanged.
     let mut model = Model::new(|p| {
         [("transposed", [4, 3]), ("part", [2, 2])]
             .map(|(name, shape)| p.parameter(name, &shape, brigade_nn::Init::Zeros))

@@ -78,7 +78,7 @@ fn has(text: &(impl AsRef<str> + Debug), part: &str) {
 fn dist_each_ranks_result_comes_back_and_its_output_appears() {
     let (out, err) = run("losses");
     has(&out, "Launching training on 2 processes.");
-    // The mean of the squares of 1 and 2; no rank has the notebook's global.
+    // The mean of the squares of 1 and 2; no rank has the notebook's global variable.
     has(&out, "[[2.0, 2.5, 1.6000000000000003, 1.024], [2.0, 2.5, 1.6000000000000003, 1.024]]");
     has(&format!("{out}{err}"), "0 calls before");
 
@@ -86,7 +86,7 @@ fn dist_each_ranks_result_comes_back_and_its_output_appears() {
     let (out, _) = text(&alone);
     has(&out, "Launching training on one process.");
     has(&out, "[[1.0, 1.0, 0.64");
-    // In the notebook's own process: with its global.
+    // In the notebook's own process, with its global variable.
     has(&out, "7 calls before");
 }
 
@@ -120,7 +120,7 @@ fn wrong_use_is_an_error_that_says_what_to_do() {
     has(&run("missing").0, "error: /no/brigade cannot be started: ");
     has(&run("old").0, "error: /bin/false could not launch the ranks (exit status: 1)");
 
-    // A job of one process is not in the way.
+    // A job of one process does not interfere.
     let inside = kernel("losses").envs([("RANK", "0"), ("WORLD_SIZE", "1")]).output().unwrap();
     has(&text(&inside).0, "[[2.0, 2.5");
     let variables =
@@ -186,7 +186,7 @@ fn dist_ranks_end_with_the_notebooks_process() {
         }
         kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
         child.wait().unwrap();
-        // The end of their output is the end of all that could write it.
+        // Their output ends when all processes that could write it have ended.
         assert!(lines.all(|line| line.is_ok()));
         let limit = Instant::now() + Duration::from_secs(60);
         while ranks.iter().any(|rank| kill(*rank, None).is_ok()) {

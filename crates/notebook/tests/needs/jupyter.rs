@@ -59,7 +59,7 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
     assert!(!cell.error.is_empty() || cell.err.contains("interrupt"), "{cell:?}");
     wait_until_ended(&ranks);
 
-    // The notebook lives on, its functions too; one is changed.
+    // The notebook's process continues, and so do its functions; one is changed.
     kernel
         .run(
             "fn doubled(number: i64) -> Result<i64> {\n\
@@ -83,12 +83,12 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
     let cell = kernel.run("notebook_launcher(doubled, 3, 2).unwrap()").succeeds();
     assert!(cell.shown().contains("600"), "{cell:?}");
 
-    // Tensors and threads in the notebook's process are in no rank's way.
+    // Tensors and threads in the notebook's process do not interfere with ranks.
     kernel.run("let used = Tensor::ones([256, 256], brigade::tch::kind::FLOAT_CPU); (&used).matmul(&used)").succeeds();
     let cell = kernel.run("notebook_launcher(doubled, 4, 2).unwrap()").succeeds();
     assert!(cell.shown().contains("800"), "{cell:?}");
 
-    // With this setting of evcxr's, Jupyter learns of a cell that fails.
+    // With this setting of evcxr, Jupyter is notified of a cell that fails.
     kernel.run(":preserve_vars_on_panic 0").succeeds();
     kernel
         .run("fn fails((): ()) -> Result<()> { Err(Error::invalid_argument(\"no data\")) }")
@@ -128,7 +128,7 @@ fn a_new_notebook_trains_as_its_program_under_brigade_launch() {
         kernel.run("losses.iter().map(|it| it[it.len() - 1]).collect::<Vec<_>>()").succeeds();
     drop(kernel);
 
-    // Cells are optimized. Without, the border's loops have no fused multiply-add, and other last digits.
+    // Cells are optimised. Without that, loops of the border crates have no fused multiply-add, and other last digits.
     let mut program = Command::new("cargo");
     program.args([
         "build",
@@ -184,7 +184,7 @@ fn the_notebooks_of_the_examples_run() {
         let text = notebook.to_string();
         assert!(text.contains("Launching training on 2 processes."), "{}", path.display());
         assert!(!text.contains("\"output_type\":\"error\""), "{}", path.display());
-        // evcxr tells Jupyter that a cell that panics is done.
+        // evcxr reports a cell that panics as done.
         assert!(!text.contains("panicked at"), "{}: {text}", path.display());
         assert!(text.contains("\"image/png\":"), "{} shows no picture", path.display());
     }
@@ -194,7 +194,7 @@ fn the_notebooks_of_the_examples_run() {
 #[needs(RustKernel, Hosts, limit = COMPILES)]
 fn notebooks_on_two_hosts_train_together() {
     let setup = setup();
-    // What the kernels compile with is fetched and built where there is a network: both have a folder of their own.
+    // The dependencies of the kernels are fetched and built if there is a network: both kernels have their own folder.
     let mut warm: Vec<Kernel> = (0..2).map(|_| setup.kernel(&checkout())).collect();
     for kernel in &mut warm {
         kernel.start(&dependency());

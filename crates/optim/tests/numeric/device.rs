@@ -171,7 +171,7 @@ fn a_step_that_is_left_out_changes_no_bit() {
                         let found = number(1.0);
                         let scalars =
                             DeviceScalars { found_inf: Some(&found), ..DeviceScalars::default() };
-                        // States of zeros are made.
+                        // States of zeros are created.
                         if step == 0 {
                             optimizer.step_with(&scalars).unwrap();
                         }
@@ -273,7 +273,7 @@ fn groups_have_rates_of_their_own_on_a_device() {
         values(&model)
     };
     let host = run(None);
-    // One for all keeps the ratio; one each is as it says.
+    // One factor for all groups keeps the ratio of rates; one each sets them.
     assert_all_close(&run(Some(&number(0.25))), &host, 1e-12, 1e-12);
     let groups = {
         let model = model_of(&SHAPES, Kind::Double);

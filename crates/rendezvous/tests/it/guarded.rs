@@ -44,7 +44,7 @@ fn serve(secret: Option<Secret>) -> Served {
     let bind_address = BindAddress::Loopback(Ipv4Addr::LOCALHOST.into());
     let listener = Listener::bind(0, bind_address, RUN_ID, secret).unwrap();
     let port = listener.port();
-    // So long that a test hangs where the end of the job waits for a host that was refused or lost.
+    // So long that a test would hang if the end of the job waited for a host that was refused or lost.
     let limits = TimeLimits::new(Duration::from_secs(3600), Duration::from_secs(30));
     let rules =
         Rules { run_id: RUN_ID.into(), min_nodes: 2, max_nodes: 2, limits, ..Rules::default() };
@@ -185,7 +185,7 @@ fn a_relay_that_changes_nothing_is_a_network() {
     let relay = Relay::start(served.port, Box::new(change));
     let link = joined(relay.port, Some(secret()), RUN_ID);
     served.end(link);
-    // And it learns nothing but the version: no name of a host, of the job, or of a message.
+    // It gets nothing but the version: no name of a host, of the job, or of a message.
     let heard = heard.lock();
     for word in ["node1", "node2", RUN_ID, "Join", "Start", "Finished", "known to the job"] {
         let found = heard.windows(word.len()).any(|piece| piece == word.as_bytes());
@@ -221,7 +221,7 @@ fn a_relay_that_flips_a_bit_after_the_handshake_is_noticed() {
             }
         };
         match direction {
-            // The coordinator drops it without a word.
+            // The coordinator closes the connection without a message.
             Direction::ToCoordinator => assert!(!matches!(error, LinkError::Forged), "{error}"),
             Direction::ToAgent => assert!(matches!(error, LinkError::Forged), "{error}"),
         }
@@ -236,7 +236,7 @@ fn a_relay_cannot_take_over() {
     for link in [&mut served.own, &mut link] {
         assert!(matches!(next(link).unwrap(), ToAgent::Start(_)));
     }
-    // The agent has proved itself; now the relay speaks in its name, and in the coordinator's.
+    // The agent is authenticated; now the relay sends messages in its name, and in the coordinator's.
     let [mut agent, mut coordinator] = relay.sockets.recv().unwrap();
     let job_result = brigade_rendezvous::JobResult { code: 0, cause: None };
     for message in [encode(&ToAgent::End(job_result)), encode(&ToAgent::Kill)] {
@@ -264,13 +264,13 @@ fn a_recorded_conversation_cannot_be_played_again() {
     let relay = Relay::start(served.port, Box::new(change));
     let link = joined(relay.port, Some(secret()), RUN_ID);
     served.end(link);
-    // Everything that an honest agent said, to a coordinator of the same secret and the same job.
+    // All messages of an honest agent, replayed to a coordinator of the same secret and the same job.
     let recorded = heard.lock().clone();
     let served = serve(Some(secret()));
     let mut attacker = TcpStream::connect(("127.0.0.1", served.port)).unwrap();
     attacker.write_all(&recorded).unwrap();
     let mut answer = Vec::new();
-    // Closed with something unread, it may be reset.
+    // Closed with unread data, so it may be reset.
     match attacker.read_to_end(&mut answer) {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
@@ -297,7 +297,7 @@ fn a_wrong_secret_is_refused_on_both_sides() {
 
 #[test]
 fn a_false_coordinator_learns_nothing_and_is_found_out() {
-    // It accepts every agent, with a message that is its own.
+    // It accepts every agent, with its own message.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = thread::spawn(move || {

@@ -58,7 +58,7 @@ pub(crate) fn reform(agents: usize, lost: usize, loss: Loss, seed: u64) -> Cost 
     world.run_until_all_run(0);
     world.cost = vec![(0, 0); agents];
     let now = world.now;
-    // Some time into the attempt, so that beats have spread.
+    // Some time into the attempt, so that heartbeats are spread.
     let quiet = world.random.random_range(Duration::from_secs(20)..Duration::from_secs(21));
     world.run_for(quiet);
     let mut victims = BTreeSet::new();
@@ -126,7 +126,7 @@ pub(crate) fn disturb(
         world.step();
     }
     let took = world.now - mended;
-    // Whatever comes of it, comes soon.
+    // The result comes soon, whatever it is.
     world.run_for(Duration::from_secs(60));
     let most = |of: fn(&(usize, usize)) -> usize| world.cost.iter().map(of).max().unwrap_or(0);
     Cost {

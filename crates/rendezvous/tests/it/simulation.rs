@@ -14,7 +14,7 @@ fn the_cost_of_a_loss_does_not_grow() {
             for cost in &costs {
                 // A stop, its answer, a start.
                 assert_eq!(cost.messages, 3, "{loss:?} {costs:?}");
-                // Numbers get longer, by a byte or two each; no list does.
+                // Numbers get longer by a byte or two each; lists keep their length.
                 assert!(cost.bytes <= costs[0].bytes + 16, "{loss:?} {costs:?}");
                 assert!(cost.time <= Duration::from_secs(limit), "{loss:?} {costs:?}");
                 assert_eq!(cost.attempts, 2, "one loss, one restart: {loss:?} {costs:?}");

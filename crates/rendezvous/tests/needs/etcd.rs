@@ -119,7 +119,7 @@ fn a_coordinator_that_stood_still_gives_way() {
     for host in [&second, &third] {
         host.wait("attempt 1: 2 hosts, restart 1");
     }
-    // Its lease has ended, and others have elected another one: it comes to them.
+    // Its lease has ended, and another coordinator was elected: the host connects to that one.
     first.signal(Signal::SIGCONT);
     for host in [&first, &second, &third] {
         host.wait("attempt 2: 3 hosts, restart 1");

@@ -80,7 +80,7 @@ fn certificates_of_both_sides() {
     let etcd = etcd_of(&authority);
     let other = Authority::new();
     elect(etcd.endpoint(), access_of(&authority)).unwrap();
-    // The scheme says the same as the setting.
+    // The scheme has the same effect as the setting.
     let access = EtcdAccess { tls: false, ..access_of(&authority) };
     elect(&format!("https://{}", etcd.endpoint()), access).unwrap();
 
@@ -92,7 +92,7 @@ fn certificates_of_both_sides() {
         format!("the certificate of etcd at https://{} is not trusted (", etcd.endpoint());
     assert!(text.starts_with(&expected), "{text}");
     assert!(text.contains("--rdzv-conf cacert=FILE"), "{text}");
-    // Without an authority of its own it is none of the public ones, either.
+    // Without a configured authority, the certificate is not signed by a public one either.
     let error = refused(etcd.endpoint(), EtcdAccess { ca_file: None, ..access_of(&authority) });
     assert!(matches!(error, EtcdError::Untrusted { .. }), "{error}");
 
@@ -108,7 +108,7 @@ fn certificates_of_both_sides() {
     let error = refused(etcd.endpoint(), access);
     assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
 
-    // Spoken to without TLS.
+    // A request without TLS.
     let error =
         elect_within(SHORTLY, etcd.endpoint(), EtcdAccess::default()).unwrap_err().to_string();
     assert!(error.contains("does it accept only TLS (--rdzv-conf protocol=https)?"), "{error}");
@@ -117,7 +117,7 @@ fn certificates_of_both_sides() {
 #[needs(Etcd)]
 fn an_etcd_without_tls_is_named() {
     let etcd = Etcd::start();
-    // It might be one that is starting: it is asked again, and each time said what may be wrong.
+    // The server may be starting: the client tries again, and each error contains the possible reason.
     let error = elect_within(SHORTLY, etcd.endpoint(), access_of(&Authority::new()))
         .unwrap_err()
         .to_string();
@@ -132,7 +132,7 @@ fn users_and_passwords() {
     for (name, password) in [("root", "admin"), ("trainer", "right"), ("reader", "right")] {
         admin.post("auth/user/add", &format!(r#"{{"name":"{name}","password":"{password}"}}"#));
     }
-    // Base64 of /brigade/ and of the first key behind all that begin so.
+    // Base64 of `/brigade/`, and of the first key after all keys with that prefix.
     let (key, end) = ("L2JyaWdhZGUv", "L2JyaWdhZGUw");
     for (role, user, kind) in [("rw", "trainer", "READWRITE"), ("ro", "reader", "READ")] {
         admin.post("auth/role/add", &format!(r#"{{"name":"{role}"}}"#));

@@ -120,7 +120,7 @@ fn rows_are_streams_and_every_epoch_has_another_one() {
     firsts.sort();
     firsts.dedup();
     assert_eq!(firsts.len(), 4);
-    // From its middle, an epoch goes on as it would have.
+    // From the middle of an epoch, the rest is the same.
     loader.set_epoch(2);
     let whole = steps(&loader);
     loader.set_epoch(2);

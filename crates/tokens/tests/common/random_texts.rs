@@ -45,7 +45,7 @@ impl RandomTexts {
         for _ in 0..self.random.usize(..12) {
             let before = text.len();
             self.push_piece(&mut text);
-            // Some pieces are repeated, and some taken apart.
+            // Some pieces are repeated, and some are split.
             if self.random.u8(..10) == 0 {
                 let piece = text[before..].to_owned();
                 let between = self.choose(&[

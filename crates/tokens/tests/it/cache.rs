@@ -132,7 +132,7 @@ fn numbers_become_wider_where_there_are_many_tokens() {
     assert_eq!(all_tokens(&memory), all);
     assert_eq!(files(folder.path()).len(), 2, "the file and its lock: {:?}", files(folder.path()));
 
-    // As many as two bytes can tell apart, and one more.
+    // As many as two bytes can number, and one more.
     for (count, width) in [(65_536, 2), (65_537, 4)] {
         let source = TextSource::memory([words[..count].join(" ")]).unwrap();
         let corpus = TokenCorpus::in_memory(&Words::default(), &source, options()).unwrap();
@@ -205,7 +205,7 @@ fn damaged_files_are_made_anew() {
         assert_eq!((words.calls(), all_tokens(&corpus)), (200, all.clone()));
         assert_eq!(fs::read(&path).unwrap(), whole);
     }
-    // Cut short while it is open: an error, not a signal.
+    // Truncated while it is open: an error, not a signal.
     let corpus = TokenCorpus::open(&path).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(4200).unwrap();
     let error = corpus.tokens(199).unwrap_err();
@@ -217,7 +217,7 @@ fn one_of_several_makes_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let all = texts(4000, 100);
     let words = Words::default();
-    // Each has handles of its own, between which locks hold as between processes.
+    // Each has separate handles, between which locks work as between processes.
     let together = Barrier::new(4);
     thread::scope(|scope| {
         for _ in 0..4 {

@@ -209,7 +209,7 @@ fn special_tokens_come_from_the_settings_or_their_names() {
     let cut = configured.clone().with_truncation(Truncation::new(10)).unwrap();
     assert_ne!(cut.describe(), configured.describe());
 
-    // What is saved is the same again, without what only cuts.
+    // A saved tokenizer is the same again, without the settings for truncation.
     let saved = folder.path().join("saved");
     cut.save(&saved).unwrap();
     let again = HuggingFaceTokenizer::load(&saved).unwrap();
@@ -223,7 +223,7 @@ fn special_tokens_come_from_the_settings_or_their_names() {
 fn training_gives_pythons_vocabulary() {
     let (corpus, _) = expected();
     let trainer = BpeTrainer::new(400).special_tokens(["<|endoftext|>"]);
-    // The same words in other orders: hash maps must not matter.
+    // The same words in other orders: the order of hash maps must have no effect.
     let mut reversed = corpus.clone();
     reversed.reverse();
     for texts in [corpus, reversed] {
@@ -314,7 +314,7 @@ fn cuts_that_leave_nothing_are_refused() -> Result<()> {
 #[test]
 fn long_texts_and_long_words_are_split() -> Result<()> {
     let gpt = tokenizer("byte_level");
-    // More spaces than a regular expression with looking ahead may step through at once.
+    // More spaces than a regular expression with lookahead may examine in one step.
     let text = format!("film{}film", " ".repeat(1_200_000));
     let ids = gpt.ids(&text)?;
     assert_eq!(gpt.decode(&ids, false)?, text);

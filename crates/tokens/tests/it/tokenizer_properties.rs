@@ -51,7 +51,7 @@ fn a_tokenizer_is_made_again_from_its_description() {
         let text = random.text();
         assert_eq!(tokens(&again, &text), tokens(&tokenizer, &text), "{text:?}");
     }
-    // Equal special tokens are equal descriptions, however they were set.
+    // Equal special tokens have equal descriptions, regardless of how they were set.
     let defaults = FastaiTokenizer::new().special_tokens(brigade_tokens::SPECIAL_TOKENS).unwrap();
     assert_eq!(defaults.describe(), FastaiTokenizer::new().describe());
 }
@@ -94,7 +94,7 @@ fn long_texts_take_linear_time() {
     let found = tokens(&fastai, &text);
     assert!(found.len() > MILLION, "{}", found.len());
     assert_covered(&text, &tokens(&english, &text));
-    // These would take hours if a step looked at the whole word again.
+    // These would take hours if a step examined the whole word again.
     assert_covered(&"a".repeat(MILLION), &tokens(&english, &"a".repeat(MILLION)));
     let units = [
         "a", "(", ".", "…", "-", "'", "'s", "a.", "a-", "1.", "1km", "@", "a@", "a.b@", "://",

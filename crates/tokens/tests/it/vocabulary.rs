@@ -67,7 +67,7 @@ fn vocabularies_are_fastais() {
         if let Some(tokens) = &case.args.special_toks {
             options = options.special_tokens(tokens.clone());
         }
-        // fastai's unknown token is the first, whichever that is.
+        // fastai's unknown token is the first one, whatever it is.
         let first = |vocabulary: Vocabulary| vocabulary.with_unknown(&case.vocab[0]).unwrap();
         let vocabulary = first(options.build(&counts));
         assert_eq!(vocabulary.tokens().collect::<Vec<_>>(), case.vocab);
@@ -136,7 +136,7 @@ fn a_vocabulary_comes_back_from_its_file() {
         assert_eq!(read.id("xxfake"), vocabulary.id("xxfake"));
         assert_eq!(read.id("a\n\""), vocabulary.id("a\n\""));
     }
-    // Nothing but the file is left, and it may be read as others of the user.
+    // Only the file is left, with the permissions of the user's other files.
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     let other = folder.path().join("other");
     fs::write(&other, "").unwrap();

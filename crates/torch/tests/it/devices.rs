@@ -99,7 +99,7 @@ fn missing_ranks_are_named() {
 
 #[test]
 fn nccl_says_what_it_needs() {
-    // With a GPU there is nothing to say.
+    // With a GPU there is no reason to report.
     let Err(reason) = brigade_torch::cuda_devices() else { return };
     let error = assert_fault(alone(Backend::Nccl), Fault::Unsupported);
     assert!(error.to_string().contains(&reason.to_string()), "{error}");

@@ -26,12 +26,12 @@ dist_test!(world = 3, dist_a_rank_that_does_not_come_is_named, |world| {
     reduce(&group).unwrap();
     group.set_timeout(SHORT).unwrap();
     if group.rank() == 1 {
-        // Busy elsewhere until both have given up.
+        // Busy elsewhere until both have timed out.
         meet(&group, "given up", 3);
         return;
     }
     let error = reduce(&group).unwrap_err();
-    // The first to give up closes the connections of the other.
+    // The first rank to time out closes the connections of the other.
     assert!(matches!(error.fault(), Some(Fault::Timeout | Fault::PeerLost)), "{error}");
     assert_eq!(missing(&error), [1], "{error}");
     let text = error.to_string();
@@ -41,7 +41,7 @@ dist_test!(world = 3, dist_a_rank_that_does_not_come_is_named, |world| {
     );
     assert!(text.contains("; rank 1 had not arrived: "), "{text}");
 
-    // From here on everything fails at once, and blames no rank.
+    // From here on every operation fails at once, and reports no missing rank.
     let later = group.within(LIMIT).barrier().unwrap_err();
     assert_eq!(missing(&later), [0usize; 0], "{later}");
     meet(&group, "given up", 3);
@@ -185,7 +185,7 @@ dist_test!(world = 3, dist_a_peer_that_has_a_part_of_the_vocabulary_is_killed, |
 });
 
 dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
-    // Too much to have gone through when the peer dies.
+    // Too much data to have been received when the peer dies.
     let large = || Tensor::zeros([64 << 20], (Kind::Uint8, Device::Cpu));
     if world.rank.as_usize() == 1 {
         rendezvous::by_a_child_that_dies(|| {
@@ -201,7 +201,7 @@ dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
     let begun = Instant::now();
     let error = match group.recv(&mut large(), 1, 0) {
         Err(error) => Err::<(), _>(error),
-        // It was quick: then the next thing fails.
+        // It was completed before; then the next operation fails.
         Ok(()) => group.barrier(),
     };
     assert_fault(error, Fault::PeerLost);
@@ -299,11 +299,11 @@ dist_test!(world = 2, dist_abort_ends_waiting_operations, |world| {
         assert_fault(others.barrier(), Fault::Aborted);
         meet(&group, "aborted", 2);
     } else {
-        // Does not take part. What it starts afterwards fails as well.
+        // Does not take part. Operations that it starts afterwards fail as well.
         meet(&group, "aborted", 2);
         assert_fault(others.barrier(), Fault::PeerLost);
     }
-    // Other groups of the same ranks go on.
+    // Other groups of the same ranks continue.
     group.barrier().unwrap();
 });
 

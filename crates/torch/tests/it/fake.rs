@@ -122,7 +122,7 @@ fn what_a_rank_would_send_is_counted() {
         assert_eq!(sent("reduce_scatter"), (2, bytes(2 + 5)), "{size} ranks");
         assert_eq!(sent("all_reduce"), (2, 2 * bytes(7 + 2)), "{size} ranks");
         assert_eq!(sent("barrier"), (1, 0));
-        // Groups count apart.
+        // Groups have separate counters.
         let pair = group.subgroup(&[3, 5]).unwrap().unwrap();
         pair.send(&shard(1), 1, 0).unwrap();
         pair.broadcast(&mut shard(1), 0).unwrap();

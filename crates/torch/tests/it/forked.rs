@@ -135,12 +135,12 @@ fn refused_with_these_settings() {
         if memory {
             expect_refusal("memory", Tensor::f_ones([1 << 20], (Kind::Float, Device::Cpu)))?;
         }
-        // What the parent made can be dropped.
+        // Objects that the parent made can be dropped.
         drop((large, group, reducer, loss, store, other, of_the_server));
         Ok(())
     });
     assert_eq!(code, 0);
-    // The parent's connections are as they were.
+    // The parent's connections still work.
     last.set("key", "of the parent").unwrap();
     assert_eq!(server.get("key").unwrap(), b"of the parent");
 }

@@ -20,7 +20,7 @@ fn a_vector_becomes_a_tensor_without_a_copy() {
     assert_eq!((tensor.size(), tensor.kind()), (vec![2, 3], Kind::Float));
     let view = tensor.get(1);
     assert_eq!(tensor.data_ptr().cast_const().cast(), address);
-    // A view keeps the memory when the tensor itself is gone.
+    // A view keeps the memory when the tensor itself is dropped.
     drop(tensor);
     assert_eq!(elements::<f32>(&view).unwrap().to_vec(), [4.0, 5.0, 6.0]);
     let _ = view.shallow_clone().g_add_scalar_(1);
@@ -70,10 +70,10 @@ fn elements_are_those_that_the_tensor_has_now() {
     assert_eq!(out, [4.0, 5.0]);
     let _ = other.shallow_clone().resize_([0]);
     assert!(found.is_empty() && found.to_vec().is_empty());
-    // Not in one piece any more.
+    // No longer contiguous.
     other.shallow_clone().set_data(&Tensor::ones([3, 2], (Kind::Float, Device::Cpu)).tr());
     assert!(found.to_vec().is_empty());
-    // No bytes behind the last, whatever their type has become.
+    // No bytes beyond the end, regardless of their type.
     other.shallow_clone().set_data(&Tensor::ones([6], (Kind::Uint8, Device::Cpu)));
     assert_eq!(found.to_vec().len(), 1);
 

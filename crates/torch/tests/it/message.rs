@@ -11,7 +11,7 @@ dist_test!(world = 2, dist_send_and_receive, |world| {
     let square = || Tensor::arange(4, (Kind::Float, Device::Cpu)).view([2, 2]);
     if group.rank() == 0 {
         group.send(&square().tr(), 1, 0).unwrap();
-        // Tags tell messages apart, whatever their order.
+        // Tags distinguish messages, in any order.
         let late = group.start_send(&Tensor::from(1.0), 1, 1).unwrap();
         let early = group.start_send(&Tensor::from(2.0), 1, 2).unwrap();
         let _ = early.wait().unwrap();

@@ -99,7 +99,7 @@ dist_test!(world = 2, dist_a_parameter_unused_on_one_rank_does_not_hang, |world|
         output.f_backward().unwrap();
         let text = reducer.before_forward(true).unwrap_err().to_string();
         assert!(text.contains("find_unused_parameters") && text.contains("second"), "{text}");
-        // The rank that knows why ends it for all.
+        // The rank with the reason ends the operation for all.
         drop(reducer);
         pair.abort().unwrap();
     }
@@ -131,7 +131,7 @@ dist_test!(world = 2, dist_a_hooks_error_keeps_its_kind, |world| {
     let trained = parameters();
     let error = assert_fault(step(&hooked(&trained), &trained), Fault::OutOfMemory);
     assert!(matches!(error.downcast_ref(), Some(TorchError::Tensor(_))), "{error}");
-    // It is not given again in the place of another error.
+    // It is not returned again in place of another error.
     let error = group.backward(&Tensor::from(1.0)).unwrap_err();
     assert!(
         matches!(error.downcast_ref(), Some(TorchError::Libtorch { operation: "backward", .. })),

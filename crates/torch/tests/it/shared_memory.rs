@@ -134,7 +134,7 @@ fn different_sizes_are_an_error(group: &ProcessGroup) {
         };
         let mut tensor = Tensor::zeros([count], (kind, Device::Cpu));
         let error = group.all_reduce(&mut tensor, ReduceOp::Sum).unwrap_err();
-        // Who sees it first closes the connections of the others.
+        // The first rank that detects it closes the connections of the others.
         assert!(matches!(error.fault(), Some(Fault::Invalid | Fault::PeerLost)), "{error}");
         if error.fault() == Some(Fault::Invalid) {
             let text = error.to_string();
@@ -215,7 +215,7 @@ fn different_collectives_are_an_error(group: &ProcessGroup) {
         step!("mismatch {number}");
         let group = group.subgroup(&[0, 1, 2]).unwrap().unwrap();
         let error = ask(&group, group.rank() == 1).unwrap_err();
-        // Who sees it first closes the connections of the others.
+        // The first rank that detects it closes the connections of the others.
         assert!(matches!(error.fault(), Some(Fault::Invalid | Fault::PeerLost)), "{error}");
         let text = error.to_string();
         if error.fault() == Some(Fault::Invalid) {
@@ -269,7 +269,7 @@ fn a_peer_is_killed_inside(world: &World, (name, start): (&str, Start)) {
     meet(&group, "started", 2);
     let error = match work.wait() {
         Err(error) => Err::<(), _>(error),
-        // It was quick: then the next one fails.
+        // It was completed before; then the next one fails.
         Ok(_) => start(&group, 1).and_then(Work::wait).map(drop),
     };
     let error = assert_fault(error, Fault::PeerLost);
@@ -326,7 +326,7 @@ dist_test!(world = 2, dist_an_abort_ends_what_has_begun, |world| {
         if group.rank() == 0 {
             group.abort().unwrap();
         }
-        // Those that had ended are well.
+        // Ranks that had finished have no error.
         let fault = if group.rank() == 0 { Fault::Aborted } else { Fault::PeerLost };
         for error in works.into_iter().filter_map(|work| work.wait().err()) {
             assert_eq!(error.fault(), Some(fault), "{error}");
@@ -403,7 +403,7 @@ mod over_tcp {
         let group = group_over_tcp(&world);
         let others = group.subgroup(&[0, 1, 2]).unwrap().unwrap();
         assert!(!others.shares_memory());
-        // An abort closes connections that the others would still be waiting for.
+        // An abort closes connections; the others would still be waiting for them.
         group.barrier().unwrap();
         if group.rank() == 0 {
             let work = others.start_all_reduce(Tensor::from(1.0), ReduceOp::Sum).unwrap();

@@ -193,7 +193,7 @@ fn a_descriptor_without_a_bound_socket_is_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connection = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     assert!(refusal(connection.as_raw_fd()).contains("a connection"));
-    // What another part of the program owns as a listener is not taken away from it.
+    // A listener of another part of the program is not taken over.
     assert!(refusal(listener.as_raw_fd()).contains("listens already"));
     let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
     assert!(refusal(datagrams.as_raw_fd()).contains("not a TCP socket"));
@@ -201,7 +201,7 @@ fn a_descriptor_without_a_bound_socket_is_refused() {
     let own = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
     bind(own.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
     assert!(refusal(own.as_raw_fd()).contains("not inherited"));
-    // What was refused still belongs to its owner.
+    // A refused descriptor still belongs to its owner.
     assert!(file.metadata().is_ok() && connection.peer_addr().is_ok());
     assert!(datagrams.local_addr().is_ok() && getsockname::<SockaddrIn>(own.as_raw_fd()).is_ok());
 }
@@ -261,7 +261,7 @@ fn a_server_that_has_gone_is_an_error() {
 
 #[test]
 fn a_client_waits_for_a_server_that_is_late() {
-    // Bound and not listening: what a rank finds that is quicker than the server's.
+    // Bound and not listening: the state that a rank finds if it is faster than the server.
     let (late, port) = inherited();
     let client = thread::spawn(move || {
         let client = TcpStore::client("localhost", port).timeout(LIMIT).open().unwrap();

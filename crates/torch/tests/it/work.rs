@@ -10,7 +10,7 @@ dist_test!(world = 2, dist_several_in_flight_waited_out_of_order, |world| {
     let group = rendezvous::group(&world);
     let mut works = Vec::new();
     for n in 0..20 {
-        // The caller's own handle is gone at once; the work owns the tensor.
+        // The caller's own handle is dropped at once; the work owns the tensor.
         let tensor = Tensor::full([100_000], f64::from(n), (Kind::Float, Device::Cpu));
         works.push((n, group.start_all_reduce(tensor, ReduceOp::Sum).unwrap()));
     }
@@ -43,14 +43,14 @@ dist_test!(world = 2, dist_works_that_nothing_waits_for, |world| {
         drop(group.start_reduce_scatter_flat(&tensor, ReduceOp::Sum).unwrap());
         drop(group.start_barrier().unwrap());
     }
-    // All ranks started the same, so the group goes on to work. A tensor that the caller still reaches was
+    // All ranks started the same operation, so the group can still be used. A tensor that the caller still holds was
     // copied, and keeps its values.
     group.barrier().unwrap();
     let mut one = Tensor::from(1.0);
     group.all_reduce(&mut one, ReduceOp::Sum).unwrap();
     assert_eq!(values(&one), [2.0]);
     assert_eq!(watched.max().double_value(&[]), 1.0);
-    // The group is dropped with one in flight: that ends too.
+    // The group is dropped with an operation in flight: that ends too.
     drop(group.start_all_reduce(watched, ReduceOp::Sum).unwrap());
 });
 

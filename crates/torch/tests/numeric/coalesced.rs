@@ -46,7 +46,7 @@ fn same_as_one_after_another(group: &ProcessGroup) {
         let mut together: Vec<Tensor> = tensors(group.rank());
         group.all_reduce_coalesced(&mut together, op).unwrap();
         equal(&together, &single, &what);
-        // The lent tensors stay as they are.
+        // The lent tensors are not changed.
         let work = group.start_all_reduce_coalesced(tensors(group.rank()), op).unwrap();
         let shared = group
             .start_all_reduce_coalesced(mine.iter().map(Tensor::shallow_clone).collect(), op)
@@ -117,7 +117,7 @@ dist_test!(world = 2, dist_what_cannot_be_one_operation_is_named, |world| {
     let odd = group.reduce_scatter_flat_coalesced(&[integer(), float()], ReduceOp::Sum);
     let error = assert_fault(odd, Fault::Invalid);
     assert!(error.to_string().contains("shape [3] has no equal parts for 2 ranks"), "{error}");
-    // A peer that does not come.
+    // A peer that does not arrive.
     if group.rank() == 0 {
         let lost = group.all_reduce_coalesced(&mut [float(), integer()], ReduceOp::Sum);
         let error = assert_fault(lost, Fault::PeerLost);

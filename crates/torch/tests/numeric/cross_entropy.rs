@@ -348,7 +348,7 @@ fn what_does_not_fit_is_named() {
     let with = |targets: &Tensor, weight: &Tensor| {
         fault_of(linear_cross_entropy(&case.hidden, weight, None, targets, &options))
     };
-    // On a GPU the kernel finds them, and ends all work of the process on it.
+    // On a GPU the kernel detects them, and ends all work of the process on the device.
     if numeric_device() == Device::Cpu {
         for (wrong, word) in [([0_i64, 3, 1, 2], "target 3"), ([0, -1, 1, 2], "target -1")] {
             let (fault, detail) = with(&Tensor::from_slice(&wrong), &case.weight);

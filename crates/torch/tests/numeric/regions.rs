@@ -208,7 +208,7 @@ dist_test!(world = 3, dist_what_does_not_divide_is_named, |world| {
     refused(all_to_all(&group, &x, 0, 1), "dimension 0 has 4 elements");
     refused(all_to_all(&group, &x, 1, 2), "there is no dimension 2 in a tensor of shape [4, 6]");
     refused(gather_from_region(&group, &x, -3), "there is no dimension -3");
-    // Nothing was sent: the next messages meet.
+    // Nothing was sent: the next messages still match.
     assert_eq!(gather_from_region(&group, &x, 0).unwrap().size(), [12, 6]);
     // Gradients of gradients would need messages of their own.
     let x = leaf(&x);
@@ -232,13 +232,13 @@ dist_test!(world = 3, dist_rows_go_to_ranks_and_their_gradients_back, |world| {
         .map(|from| rows_of(from).narrow(0, starts(from, rank), counts[from][rank]))
         .collect();
     same(&received, &Tensor::cat(&blocks, 0));
-    // Each rank multiplies what it got by its own number.
+    // Each rank multiplies the rows that it received by its own number.
     backward(&(&received * (rank as f64 + 2.0)).sum(Kind::Double)).unwrap();
     let factors: Vec<Tensor> = (0..3)
         .map(|to| Tensor::full([send[to], width], to as f64 + 2.0, (Kind::Double, x.device())))
         .collect();
     same(&grad(&x), &Tensor::cat(&factors, 0));
-    // And back to where they came from.
+    // And sends them back.
     same(&all_to_all_rows(&group, &received, &receive, &send).unwrap(), &rows_of(rank));
 
     let refused = |input: &Tensor, send: &[i64], receive: &[i64], text: &str| {
@@ -253,6 +253,6 @@ dist_test!(world = 3, dist_rows_go_to_ranks_and_their_gradients_back, |world| {
     refused(&rows, &[4, 0, 0], &[i64::MAX, 1, 0], "expected 3 numbers of rows");
     let scalar = Tensor::from(1.0);
     refused(&scalar, &[1, 0, 0], &[0, 0, 0], "without dimensions has no rows");
-    // Nothing was sent: the next messages meet.
+    // Nothing was sent: the next messages still match.
     same(&all_to_all_rows(&group, &received, &receive, &send).unwrap(), &rows_of(rank));
 });

@@ -492,10 +492,10 @@ dist_test!(world = 2, dist_what_does_not_fit_is_named_on_every_rank, |world| {
     }
     let scalar = Tensor::from(1.0);
     refused(region_argmax(&group, &scalar, part), ErrorKind::InvalidArgument, "no rows");
-    // Nothing was sent: the next messages meet.
+    // Nothing was sent: the next messages still match.
     same_everywhere(&group, &loss(targets, part, &options).unwrap().loss);
 
-    // Gradients are given away, as those of the whole function.
+    // Gradients are released, like those of the whole function.
     let weight = leaf(&weight);
     let again = || {
         let hidden = &head.hidden;

@@ -17,11 +17,11 @@ use crate::precision::{Precision, caveat};
 struct Start {
     processes: usize,
     device: Device,
-    /// Number of threads of a CPU.
+    /// Number of threads that the CPU uses.
     threads: usize,
-    /// Reason why it is a CPU, in a program that was built for GPUs.
+    /// Reason why the device is the CPU in a program that was built for GPUs.
     missing_gpu: Option<CudaUnavailable>,
-    /// Name of the GPU's hardware.
+    /// Name of the GPU model.
     hardware: Option<String>,
     precision: Precision,
     /// `true` if products of float32 tensors are computed in TF32.
@@ -29,7 +29,7 @@ struct Start {
     channels_last: bool,
     /// Brigade's kernels on a GPU.
     kernels: Vec<KernelState>,
-    /// Batches of a full accumulation window.
+    /// Number of batches of a full accumulation window.
     batches: usize,
     /// Warnings about the device, a line each.
     caveats: Vec<String>,
@@ -37,7 +37,7 @@ struct Start {
 
 impl Accelerator {
     /// Prepares the GPU kernels and prints the banner, once, when the first model is prepared: the memory format is not
-    /// known earlier.
+    /// available earlier.
     pub(crate) fn print_banner(&self, channels_last: bool) {
         if self.banner_printed.swap(true, Ordering::Relaxed) {
             return;
@@ -64,12 +64,11 @@ impl Accelerator {
             batches: self.gradients.accumulator.steps(),
             caveats: self.caveats(),
         };
-        // Not on standard output, which may be the program's result. A reader that went away must not
-        // end the training.
+        // Not on standard output, which may be the program's result. A closed stream must not end the training.
         let _ = std::io::stderr().lock().write_all(start.lines().as_bytes());
     }
 
-    /// Prints, once the first model has been sharded, each rank's part and messages.
+    /// Prints the sharding plan once, when the first model is sharded: each rank's share and messages.
     pub(crate) fn print_plan<M>(&self, model: &PreparedModel<M>) {
         let Some(sharder) = model.sharder() else { return };
         if self.options.quiet
@@ -91,7 +90,7 @@ impl Accelerator {
     }
 }
 
-/// A line with strategy, units, bytes of a rank and of a step's messages, and one for each remark.
+/// Returns a line with strategy, units, bytes per rank and bytes of a step's messages, and one line per remark.
 fn plan_lines(plan: &ShardingPlan, micro_batches: u64) -> String {
     let memory = plan.memory(Workload { states: 1, ..Workload::default() });
     let sent = plan.volume(micro_batches).bytes();

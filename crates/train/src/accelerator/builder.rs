@@ -37,7 +37,7 @@ pub struct AcceleratorBuilder {
     connection: ConnectOptions,
     /// `true` if freed CPU memory is kept. `None` means `true`.
     keep_memory: Option<bool>,
-    /// Options of gradient accumulation. `None` takes those of the environment.
+    /// Options of gradient accumulation. `None` reads the environment.
     accumulation: Option<GradientAccumulationOptions>,
     numerics: NumericsOptions,
     loss_check: LossCheckOptions,
@@ -49,7 +49,7 @@ pub struct AcceleratorBuilder {
     quiet: bool,
     watch: WatchOptions,
     project: ProjectConfiguration,
-    /// Sharding of models. `None` takes that of the environment.
+    /// Sharding of models. `None` reads the environment.
     sharding: Option<Option<Sharding>>,
     arrangement: ArrangementOptions,
 }
@@ -450,8 +450,8 @@ impl AcceleratorBuilder {
     }
 }
 
-/// Settings of the whole process, which libtorch and cuBLAS have once: the last Accelerator's count. One that shares
-/// another's place changes those that it names.
+/// Settings of the whole process, which libtorch and cuBLAS have only once: those of the last Accelerator are in
+/// effect. An Accelerator that shares the ranks of another one changes only the settings that it names.
 impl AcceleratorBuilder {
     /// Sets whether GPUs round the operands of float32 matrix products and convolutions to TF32, which has the 10
     /// mantissa bits of fp16 and the range of float32: several times faster from Ampere on. Defaults to `true`; PyTorch
@@ -616,7 +616,7 @@ impl AcceleratorBuilder {
             return Err(experts.refuse("a communication hook", "leave it out"));
         }
         let tf32 = numerics.math.apply(joins, job.device)?;
-        // Ranks that divide layers overflow apart from each other.
+        // Ranks that divide layers detect overflows independently of each other.
         let (numerics, scaler) = numerics.decide(&processes.job, tf32)?;
         let checks_step_losses = pipeline.is_some() && scaler.is_none() && self.loss_check.on;
         let checks = self.loss_check.on && scaler.is_none() && pipeline.is_none();

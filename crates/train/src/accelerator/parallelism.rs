@@ -244,7 +244,7 @@ impl<'a> Parallelism<'a> {
         }
         let tensors = states.iter().flat_map(|it| &it.tensors).map(|(_, tensor)| tensor);
         let optimizer: u64 = tensors.map(bytes_of).sum();
-        // The number of states of the parameter with the most: elementwise rules keep the same number for all.
+        // The parameter with the most states counts: elementwise rules keep the same number for all.
         let slots =
             states.iter().map(|it| it.tensors.iter().filter(|(_, it)| it.dim() > 0).count());
         let workload = Workload { states: slots.max().unwrap_or(0) as u64, ..Workload::default() };

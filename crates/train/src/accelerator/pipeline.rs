@@ -87,7 +87,7 @@ impl Accelerator {
             return Ok(StepLoss::of(mean, weight));
         };
         let state = &gradients.accumulator;
-        // Batches of sums have the shares of their weights in the window, and not equal ones.
+        // Losses that are sums are weighted by their shares of the window's weight, not equally.
         let mut factor = if L::IS_SUM { 1.0 } else { state.share() };
         if let Some(scaler) = &gradients.scaler {
             let one = Tensor::f_ones([0i64; 0], (Kind::Float, model.inner().device()))?;
@@ -112,7 +112,7 @@ impl Accelerator {
         Ok(found)
     }
 
-    /// Fails on all ranks where the loss of one is infinite or NaN.
+    /// Fails on all ranks if the loss of one is infinite or NaN.
     fn check_step_loss(&self, value: f64) -> Result<()> {
         if !self.checks_step_losses {
             return Ok(());

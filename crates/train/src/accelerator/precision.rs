@@ -45,7 +45,7 @@ impl Accelerator {
         Ok(Self { numerics: Arc::new(numerics), gradients, ..self.clone() })
     }
 
-    /// Returns the options that this Accelerator's numerics were made with.
+    /// Returns the options with which this Accelerator's precision was decided.
     pub(super) fn numerics_options(&self) -> NumericsOptions {
         let numerics = &*self.numerics;
         NumericsOptions {

@@ -22,8 +22,7 @@ pub trait Prepare {
 
     /// Prepares the object for the ranks of an Accelerator. Called by [`Accelerator::prepare`].
     ///
-    /// # Errors
-    /// Fails when the ranks disagree or one is gone.
+    /// # Errors Fails when the ranks disagree or one of them has ended.
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
 }
 

@@ -45,7 +45,7 @@ impl Accelerator {
     }
 }
 
-/// Fails for a communication hook, which gets whole gradients.
+/// Fails if a communication hook is set: hooks take whole gradients, which sharded models do not have.
 pub(super) fn refuse_hook(sharded: &ShardedModels, hook: &CommHook) -> Result<()> {
     if hook.is_none() {
         return Ok(());

@@ -38,7 +38,7 @@ impl Accelerator {
     }
 }
 
-/// Weights files of other forms than one file.
+/// Reads and writes weights in other forms than a single file.
 impl Checkpoints {
     /// Writes a model's parameters and buffers as [`Accelerator::save_model`] does, in files of at most `max_bytes`
     /// each with their index, as Hugging Face's libraries write them (`max_shard_size`):

@@ -18,7 +18,7 @@ use super::outcome::{End, Outcome, SCOPE};
 use crate::error::TrainError;
 use crate::job::Job;
 
-/// An attempt that has begun.
+/// An attempt in progress.
 pub(super) struct Attempt {
     job: Arc<Job>,
     group: ProcessGroup,
@@ -46,7 +46,7 @@ impl Attempt {
                 Err(_) if self.is_given_up()? => End::Cut,
                 Err(error) => return Err(error),
             },
-            // A failure after another rank has given up is caused by that, or will happen again.
+            // A failure after another rank has given up follows from that, or will occur again.
             End::Failed(_) if self.is_given_up().unwrap_or(false) => End::Cut,
             own => own,
         };
@@ -108,7 +108,7 @@ impl Attempt {
     fn stop_watching(&mut self) {
         if let Some((stop, watcher)) = self.watcher.take() {
             drop(stop);
-            // It returns nothing, and does not panic.
+            // Must not panic: the result of the aborted operation is not needed.
             let _ = watcher.join();
         }
     }

@@ -6,8 +6,8 @@ use brigade_torch::{Result, copy_to_host, is_pinned};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
-/// Tensors that no save uses now, pinned ones for copies of a GPU's. The pages of new memory cost more than the copy
-/// into them: a run that saves again and again copies into the same ones.
+/// Tensors that no save currently uses: pinned ones for copies of GPU tensors. New memory pages cost more than the copy
+/// into them, so repeated saves reuse the same tensors.
 #[derive(Default)]
 pub(super) struct BufferPool(Mutex<HashMap<Form, Vec<Tensor>>>);
 
@@ -15,8 +15,8 @@ pub(super) struct BufferPool(Mutex<HashMap<Form, Vec<Tensor>>>);
 type Form = (Kind, Vec<i64>, bool);
 
 impl BufferPool {
-    /// A copy with memory of its own, that of an older copy where one fits. Of a GPU's tensor it is there when the
-    /// device has been waited for.
+    /// Returns a copy of a tensor in memory of its own, reusing a free buffer that fits. The copy of a GPU tensor is
+    /// complete once the device has been synchronised.
     pub(super) fn copy(&self, tensor: &Tensor) -> Result<Tensor> {
         let on_gpu = tensor.device() != Device::Cpu;
         let form = (tensor.f_kind()?, tensor.size(), on_gpu);

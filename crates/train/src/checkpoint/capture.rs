@@ -47,7 +47,7 @@ pub(super) struct NamedTensor {
     part: Option<Part>,
 }
 
-/// An object as this rank has it.
+/// The state of an object on this rank.
 struct Captive {
     name: String,
     kind: Kind,
@@ -56,7 +56,7 @@ struct Captive {
     tensors: Vec<NamedTensor>,
 }
 
-/// The state of everything, as it is now. The tensors are those of the objects: see [`Captured::copy`].
+/// Captures the current state of all objects. The tensors share memory with the objects until [`Captured::copy`].
 pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
     let named = checkpoints.registry.named();
     let objects = named.iter().map(|(name, object)| Captive::new(checkpoints, name, object));
@@ -69,7 +69,7 @@ pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
         let steps = object.optimizer().map_or(0, |optimizer| optimizer.steps());
         captured.step = captured.step.max(steps);
         if captured.samples == 0 {
-            // The first loader is the one that is trained on.
+            // The first loader is the one of the training data.
             captured.samples = object.samples().unwrap_or_default();
         }
     }
@@ -118,8 +118,8 @@ impl Captive {
     }
 }
 
-/// Returns what this rank of a pipeline writes: the states of all stages, and tensors that no rank before it has. All ranks of
-/// the pipeline take part.
+/// Returns the objects that this rank of a pipeline writes: the states of all stages, and tensors that no earlier rank
+/// has. All ranks of the pipeline take part.
 fn join_stages(pipeline: &PipelineRanks, objects: Result<Vec<Captive>>) -> Result<Vec<Captive>> {
     let (objects, own) = match objects {
         Ok(objects) => {
@@ -140,7 +140,7 @@ fn join_stages(pipeline: &PipelineRanks, objects: Result<Vec<Captive>>) -> Resul
     joined.collect()
 }
 
-/// Returns the shares of the ranks of a pipeline in these objects. All of them take part.
+/// Returns the shares of all ranks of a pipeline in these objects. All of them take part.
 pub(super) fn shares_of(
     checkpoints: &Inner,
     pipeline: &PipelineRanks,
@@ -161,13 +161,13 @@ impl Captured {
                 named.tensor = copies.copy(&named.tensor)?;
             }
         }
-        // Buffers that fitted no tensor belong to objects that do not exist any more.
+        // Buffers that fit no tensor belong to objects that no longer exist.
         copies.release();
         Ok(())
     }
 
-    /// Adds the state that differs between ranks. A rank other than the first of those that have the same objects lists
-    /// nothing else.
+    /// Adds the state that differs between ranks. Among ranks with the same objects, all but the first list nothing
+    /// else.
     fn add_rank(&mut self, checkpoints: &Inner, state: Value<Tensor>) -> Result<()> {
         let name = format!("rank_{}", checkpoints.processes.process_index());
         if checkpoints.holders().place > 0 {
@@ -189,7 +189,7 @@ impl Captured {
         Ok(())
     }
 
-    /// Shares an object's tensors out, the same way on every rank that has them.
+    /// Divides an object's tensors among the ranks that have them, in the same way on each.
     fn add(
         &mut self,
         checkpoints: &Inner,
@@ -217,7 +217,7 @@ impl Captured {
         };
         let (spread, mut tensors): (Vec<_>, Vec<_>) =
             tensors.into_iter().partition(|tensor| tensor.part.is_some());
-        // Together, so that few files are bound to rank 0.
+        // Together, so that rank 0 has to write few files.
         tensors.sort_by_key(|tensor| !tensor.main_only);
         let sizes: Vec<u64> = tensors.iter().map(NamedTensor::bytes).collect();
         let total: u64 = sizes.iter().sum();
@@ -259,7 +259,7 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
             }
         }
-        // Where all else is sharded, a mixture's experts are spread over other ranks.
+        // If everything else is sharded, a mixture's experts are spread over other ranks.
         let first = spread.first().and_then(|tensor| tensor.part.clone());
         let alike = |part: &Part| first.as_ref().is_some_and(|first| first.is_spread_as(part));
         let (spread, experts): (Vec<_>, Vec<_>) =
@@ -271,8 +271,8 @@ impl Captured {
         Ok(())
     }
 
-    /// Adds the tensors of which each rank has a part: a file for each part, which one of the ranks that have it writes. What
-    /// all ranks write is known to each.
+    /// Adds the tensors of which each rank has a part: one file per part, written by one of the ranks that have it.
+    /// Each rank can compute what every other rank writes.
     fn add_spread(
         &mut self,
         checkpoints: &Inner,
@@ -297,7 +297,7 @@ impl Captured {
                     part.pieces_of(slot).into_iter().enumerate()
                 {
                     used[slot] = true;
-                    // A part of several blocks has a name for each, which no tensor has: none has an empty part.
+                    // Blocks after the first one get names that no tensor has. No block is empty.
                     let key = (number > 0).then(|| format!("{}..{number}", tensor.name));
                     let file = files[slot].clone();
                     if part.writer(slot) == Some(rank) {
@@ -327,7 +327,7 @@ impl Captured {
 }
 
 impl NamedTensor {
-    /// `parts` are those of its object.
+    /// Makes a captured tensor. `parts` are the parts of its object.
     fn new(
         name: String,
         tensor: Tensor,
@@ -345,7 +345,7 @@ impl NamedTensor {
         Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only, part })
     }
 
-    /// Returns a box of it, under a name of its own if it has one.
+    /// Returns one box of the tensor, under its own name if it has one.
     fn piece(&self, key: Option<&String>, place: &Region) -> Result<Self> {
         let mut tensor = self.tensor.shallow_clone();
         for (dim, (&start, &length)) in place.offset.iter().zip(&place.shape).enumerate() {
@@ -375,7 +375,7 @@ fn file_name(name: &str) -> Result<FileName> {
     Ok(FileName::new(name).map_err(FileError::from)?)
 }
 
-/// A state's tree with the names of its tensors, and these.
+/// Splits a state into its tree, with the names of its tensors, and the tensors.
 fn split(
     state: Value<Tensor>,
     parts: &HashMap<String, Part>,
@@ -384,7 +384,7 @@ fn split(
     let mut names = HashSet::new();
     let tree = state.try_map(&mut |place, tensor| {
         let mut name = place.to_owned();
-        // Different keys may read alike: 0 and "0".
+        // Different keys may have the same text: 0 and "0".
         while !names.insert(name.clone()) {
             name.push('\'');
         }

@@ -46,13 +46,13 @@ pub(super) struct Inner {
     pub(super) load_hooks: Arc<Hooks>,
 }
 
-/// The ranks that have the same objects as this one: all, or those of the same place in their pipelines.
+/// Ranks that have the same objects as this one: all ranks, or those at the same place in their pipelines.
 pub(super) struct Holders {
-    /// This rank's place among them.
+    /// Index of this rank among them.
     pub(super) place: usize,
     /// Number of ranks.
     pub(super) ranks: usize,
-    /// The place in the pipeline, and the number of its ranks.
+    /// Stage of this rank in the pipeline, and the number of stages.
     pub(super) stage: Option<(usize, usize)>,
 }
 
@@ -78,10 +78,10 @@ impl Inner {
         self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
     }
 
-    /// Fails within a window of accumulation whose gradients are not reduced yet: they are whole on each rank, and a
-    /// checkpoint has what ranks have of them.
+    /// Fails within an accumulation window whose gradients are not reduced yet: they are whole on each rank, while a
+    /// checkpoint stores the parts that ranks hold.
     pub(super) fn gradients_may_be_saved(&self) -> Result<()> {
-        // Steps of pipelines reduce gradients at their end.
+        // Pipelines reduce gradients at the end of a step.
         let in_window = self.accumulator.position() > 0 && self.pipeline.is_none();
         let Some(sharded) = self.sharded.as_ref().filter(|_| in_window) else {
             return Ok(());
@@ -97,7 +97,7 @@ impl Inner {
         )))
     }
 
-    /// Returns the axes of the ranks' mesh, where models are sharded, layers divided, or stages on several ranks.
+    /// Returns the axes of the ranks' mesh if models are sharded, layers are divided, or ranks have stages.
     pub(super) fn mesh(&self) -> Option<Vec<MeshAxis>> {
         let sharded = self.sharded.as_ref().map(|sharded| sharded.mesh());
         let of_stage = match &self.tensor {
@@ -113,12 +113,12 @@ impl Inner {
         Some(iter::once(axis(Axis::Pipeline, stages)).chain(of_stage).collect())
     }
 
-    /// Returns the placements of a tensor that all ranks of its stages have whole.
+    /// Returns the placements of a tensor that all ranks of its stage have whole.
     pub(super) fn replicated(&self) -> Vec<Placement> {
         vec![Placement::Replicate; self.mesh().map_or(1, |axes| axes.len())]
     }
 
-    /// Returns placements on the axes of a stage with those of the pipeline, along which no tensor is divided.
+    /// Extends placements on a stage's axes by the pipeline's axis, along which tensors are not divided.
     pub(super) fn with_stages(&self, mut placements: Vec<Placement>) -> Vec<Placement> {
         if self.pipeline.is_some() {
             placements.insert(0, Placement::Replicate);
@@ -126,7 +126,7 @@ impl Inner {
         placements
     }
 
-    /// Returns this rank's place among those that have the same objects.
+    /// Returns the ranks that have the same objects, and the index of this one.
     pub(super) fn holders(&self) -> Holders {
         let (rank, ranks) = (self.processes.process_index(), self.processes.num_processes());
         match &self.pipeline {
@@ -148,7 +148,8 @@ impl Inner {
     }
 }
 
-/// Returns how many ranks of a mesh read other samples: those that divide layers, or have stages of one model, read the same.
+/// Returns the number of ranks of a mesh that read different samples: ranks that divide layers, or have stages of one
+/// model, read the same ones.
 pub(super) fn data_ranks(ranks: usize, mesh: &[MeshAxis]) -> usize {
     let size = |wanted: Axis| {
         let axis = mesh.iter().find(|axis| axis.name == wanted.name());

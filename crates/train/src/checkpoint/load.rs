@@ -119,21 +119,21 @@ fn newest(checkpoints: &Inner) -> Result<PathBuf> {
     Ok(found.ok_or_else(|| TorchError::Internal("load_state: rank 0 sent no path".into()))?)
 }
 
-/// A checkpoint that fits the program, nothing changed yet.
+/// A checkpoint that was validated for the program. Nothing has been changed yet.
 struct Ready {
     checkpoint: Checkpoint,
     objects: Vec<Named>,
     worlds: Worlds,
-    /// Straight from the files into these.
+    /// Tensors to be read directly from the files.
     tensors: Vec<(Tensor, Wanted)>,
     states: Vec<(Arc<dyn Checkpointed>, Value<Wanted>)>,
-    /// This rank's own, or, on another number of ranks, those of all ranks of the other run.
+    /// State of this rank, or, with another number of ranks, the states of all ranks of the saved run.
     ranks: Vec<Value<Wanted>>,
     position: usize,
 }
 
 impl Ready {
-    /// `shares` are what the ranks of a pipeline have of the objects.
+    /// Checks the whole checkpoint and changes nothing. `shares` are the shares of a pipeline's ranks in the objects.
     fn validate(
         checkpoints: &Inner,
         path: &Path,
@@ -212,7 +212,7 @@ impl Ready {
             }
         }
         let mesh = checkpoints.mesh();
-        // The manifest's world size cannot be exceeded: reading ends at the first rank whose state is missing.
+        // The manifest's world size is an upper limit: reading ends at the first rank whose state is missing.
         let saved = manifest.world_size;
         let wanted = if saved == ranks { rank..rank + 1 } else { 0..saved };
         let sharded = mesh.is_some() || manifest.mesh.iter().any(|axis| axis.name != "data");
@@ -259,9 +259,10 @@ impl Ready {
         Ok(Self { objects, worlds, tensors, states, ranks: own, position, checkpoint })
     }
 
-    /// Changes first what can still fail: files that cannot be read, then objects of the program's own, which
-    /// are restored when one fails. Models and states that optimizers have already come last, read straight from the files:
-    /// only the disk can fail then. Returns why the run does not go on bit for bit, if it does not.
+    /// Restores in an order that puts the steps that can fail first: files that cannot be read, then custom objects,
+    /// which are rolled back if one fails. Models and existing optimizer states come last and are read directly from
+    /// the files, where only the disk can fail. Returns the reason why the run does not continue bit for bit, if there
+    /// is one.
     fn restore(self, checkpoints: &Inner) -> Result<Option<String>> {
         let mut files = Files::new(&self.checkpoint);
         let mut in_place = self.tensors;
@@ -293,7 +294,7 @@ impl Ready {
             };
             others.iter().try_for_each(restore)?;
             read_into(&self.checkpoint, in_place)?;
-            // After the values that are read into their states.
+            // After `read_into`, which reads values into the states of optimizers.
             optimizers.iter().try_for_each(restore)?;
             self.objects.iter().try_for_each(|(_, object)| object.loaded())?;
             checkpoints.reset_window();
@@ -306,7 +307,7 @@ impl Ready {
     }
 }
 
-/// Loads the states of the program's own objects: all of them, or none.
+/// Loads the states of custom objects: all of them, or none.
 fn restore_custom(
     objects: Vec<(Arc<dyn Checkpointed>, Value<Tensor>)>,
     worlds: &Worlds,
@@ -320,7 +321,7 @@ fn restore_custom(
             undo.push((object, before));
             Ok(())
         });
-        // The object that failed has changed nothing.
+        // The object that failed is unchanged.
         if let Err(error) = restored {
             for (object, before) in undo.into_iter().rev() {
                 object.restore(&before, worlds).map_err(|source| interrupted(path, source))?;
@@ -335,11 +336,11 @@ fn interrupted(path: &Path, source: Error) -> Error {
     TrainError::LoadInterrupted { path: path.to_owned(), source }.into()
 }
 
-/// A stored tensor, and what of it this rank has.
+/// A stored tensor, and the part of it that this rank needs.
 #[derive(Debug, Clone)]
 struct Wanted {
     stored: StoredTensor,
-    /// Boxes of the stored tensor, each with its place in what this rank has.
+    /// Boxes of the stored tensor, each with its place in this rank's part.
     pieces: Vec<(Region, Region)>,
     /// Shape of this rank's part.
     shape: Vec<u64>,
@@ -382,7 +383,8 @@ impl Wanted {
     }
 }
 
-/// Returns an object's tree with its stored tensors, with this rank's parts of them from `parts`.
+/// Returns an object's tree with its stored tensors; those that ranks divide are replaced by this rank's parts from
+/// `parts`.
 fn placed(
     checkpoint: &Checkpoint,
     object: &Object,
@@ -441,8 +443,8 @@ impl<'c> Files<'c> {
         Ok(entry.insert(file))
     }
 
-    /// Reads the numbers of an optimizer's state, and tensors that the optimizer does not have yet. Tensors of `live`,
-    /// its current state, are added to `in_place` together with the values to be read into them.
+    /// Reads numbers of an optimizer's state and tensors that the optimizer does not have yet. Tensors of `live`, its
+    /// current state, are added to `in_place`, each with the values to be read into it.
     fn read_beside(
         &mut self,
         state: Value<Wanted>,
@@ -487,8 +489,8 @@ impl<'c> Files<'c> {
             .try_for_each(|(mut tensor, wanted)| self.read_wanted(&wanted, &mut tensor))
     }
 
-    /// Reads the requested values from the chunks that contain them. Whole rows are read directly into their places; of
-    /// chunks that cut other dimensions, one at a time is also in memory.
+    /// Reads the requested values from the chunks that contain them. Whole rows are read directly into their places.
+    /// Chunks that cut other dimensions are read into memory one at a time first.
     fn read_wanted(&mut self, wanted: &Wanted, tensor: &mut Tensor) -> Result<()> {
         let stored = &wanted.stored;
         for (region, place) in &wanted.pieces {
@@ -521,7 +523,7 @@ impl<'c> Files<'c> {
             }
             let inner = |it: &Region| it.shape.get(1..).map(<[u64]>::to_vec);
             if inner(chunk) == inner(&common) {
-                // Bytes of a row: the sizes of a stored tensor were checked to fit 64 bits.
+                // Size of a row in bytes. It fits 64 bits, since the shapes of stored tensors were checked.
                 let first = common.offset[0] - chunk.offset[0];
                 let row = place.info.bytes().unwrap_or(0) / chunk.shape[0].max(1);
                 file.read_into(place.offset + first * row, &mut rows)?;
@@ -548,8 +550,8 @@ fn signed(shape: &[u64]) -> Vec<i64> {
     shape.iter().map(|size| size.cast_signed()).collect()
 }
 
-/// Reads on two threads, each about half of the bytes: the first half of the files and the second, each through
-/// descriptors of its own, so that the system reads ahead for both. On one where the system starts no other.
+/// Reads on two threads, about half of the bytes each: the first half of the files and the second, through separate
+/// descriptors, so that the system reads ahead for both. If no thread can be started, reads on one.
 fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Wanted)>) -> Result<()> {
     let first = |wanted: &Wanted| {
         let place = wanted.stored.chunks.iter().find(|(chunk, _)| {
@@ -568,7 +570,7 @@ fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Wanted)>) -> Res
         before > whole / 2
     });
     let second = tensors.split_off(middle.unwrap_or(0));
-    // Left by a thread that does not start.
+    // Work that remains if a thread could not be started.
     let second = Mutex::new(second);
     let read_second = || {
         let second = mem::take(&mut *second.lock());

@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use crate::stateful::{Stateful, mismatch};
 
-/// A value of the program, written as MessagePack: it keeps every number exactly, and infinities.
+/// A program's value, serialized as MessagePack, which keeps every number exactly, including infinities.
 pub(super) struct MessagePack<T>(pub(super) Arc<Mutex<T>>);
 
 impl<T: Serialize + DeserializeOwned> Stateful for MessagePack<T> {

@@ -98,7 +98,7 @@ impl ProjectConfiguration {
         self.background && self.keep_copies
     }
 
-    /// The folder of the numbered checkpoints, Accelerate's.
+    /// Returns the folder of the numbered checkpoints, the same as Accelerate's.
     pub(super) fn checkpoints(&self) -> Result<PathBuf> {
         let folder = self.project_dir.as_ref().map(|folder| folder.join("checkpoints"));
         folder.ok_or_else(|| {
@@ -110,5 +110,5 @@ impl ProjectConfiguration {
     }
 }
 
-/// Default maximum size of a weights file, as Hugging Face's.
+/// Default maximum size of a weights file, the same as Hugging Face's.
 const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;

@@ -56,7 +56,7 @@ pub(super) fn state(checkpoints: &Inner, objects: &[Named]) -> Result<Value<Tens
     ]))
 }
 
-/// Returns the settings that determine the order in which a CPU adds, and so the last bits of a step.
+/// Returns the settings that determine the order of additions on a CPU, and with it the last bits of a step.
 fn arithmetic() -> [(&'static str, Value<Tensor>); 3] {
     [
         ("threads", Value::Int(i64::from(tch::get_num_threads()))),
@@ -65,8 +65,8 @@ fn arithmetic() -> [(&'static str, Value<Tensor>); 3] {
     ]
 }
 
-/// Returns the reason why the run on a CPU does not continue bit for bit from a rank's state. `None` if it does, or if
-/// the state does not show it.
+/// Returns the reason why a run on a CPU does not continue bit for bit from a rank's state. `None` if it does, or if
+/// the state does not contain the settings.
 fn other_arithmetic(state: &Value<Tensor>) -> Option<String> {
     let saved = state.get("arithmetic")?;
     let show = |value: &Value<Tensor>| match value {
@@ -87,7 +87,7 @@ fn other_arithmetic(state: &Value<Tensor>) -> Option<String> {
     })
 }
 
-/// The parameters' gradients of a checkpoint, with the parameters.
+/// Returns the gradients of a checkpoint, each with its parameter.
 pub(super) fn gradients<'s, T>(
     state: &'s Value<T>,
     objects: &[Named],
@@ -139,7 +139,7 @@ pub(super) fn restore(
             brigade_torch::clear_gradient(&saved.tensor)?;
         }
     }
-    // The mean of several ranks' gradients is the result that their reduction would have had.
+    // The mean of all ranks' gradients equals the result of their reduction.
     for state in states {
         for (parameter, found) in gradients(state, objects).map_err(Error::invalid_argument)? {
             let found = found.f_to_device(parameter.device())?.f_to_kind(parameter.f_kind()?)?;
@@ -163,7 +163,7 @@ pub(super) fn restore(
         };
         loaded?;
     }
-    // The sums of this rank for a window of weighted losses; with another number of ranks its share of them.
+    // Sums of this rank for a window of weighted losses; with another number of ranks, its share of them.
     let windows = states.iter().filter_map(|state| {
         let window = state.get("weighted_window")?;
         let number = |key: &str| window.get(key).and_then(Value::as_float);

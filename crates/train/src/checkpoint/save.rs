@@ -30,11 +30,11 @@ pub(super) enum Target {
     Numbered,
 }
 
-/// All that a thread needs to write a checkpoint.
+/// Everything that a thread needs to write a checkpoint.
 struct Save {
     rank: usize,
     ranks: usize,
-    /// Store of the ranks and their keys in it, with several ranks.
+    /// Store of the ranks, with this save's prefix of keys. `None` with one rank.
     store: Option<(Store, String)>,
     time_limit: Duration,
     flush: bool,
@@ -55,17 +55,17 @@ struct Main {
     keep: Option<usize>,
 }
 
-/// A rank's part of a checkpoint, as rank 0 gets it.
+/// A rank's part of a checkpoint, as rank 0 receives it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Share {
     files: BTreeMap<FileName, FileFacts>,
     objects: Vec<Object>,
 }
 
-/// Reason why no checkpoint was made: the rank and its reason.
+/// Failure of a save: the rank, and its reason.
 type Failure = (usize, String);
 
-/// Captures and copies; the rest is done here or by a thread. Returns the checkpoint's place.
+/// Captures and copies the state, then writes it here or on a thread. Returns the path of the checkpoint.
 pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
     inner.weights_may_be_saved()?;
     inner.gradients_may_be_saved()?;
@@ -95,7 +95,7 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
         let mut captured = capture(inner)?;
         if project.background {
             captured.copy(&inner.copies)?;
-            // All copies are under way at once.
+            // All copies are in flight at once.
             inner.processes.device().synchronize()?;
         }
         Ok(captured)
@@ -124,8 +124,8 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
     };
     if !project.background {
         if let Some(replaced) = save.run()? {
-            // The checkpoint is there; what it has replaced need not hold up the program. Where that cannot be
-            // removed, or no thread can start, the next save sweeps it.
+            // The checkpoint is complete; the removal of the one that it replaces need not delay the program. If that
+            // fails, the next save removes it.
             let thread = thread::Builder::new().name("brigade-remove".into()).spawn(move || {
                 if let Err(error) = replaced.remove() {
                     tracing::warn!("an older checkpoint is left: {error}");
@@ -138,8 +138,8 @@ pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
         return Ok(target);
     }
     let thread = thread::Builder::new().name("brigade-save".into()).spawn(move || {
-        // Training comes first: this thread has the cores that it leaves. On Linux a priority is a
-        // thread's own. Where it cannot be lowered, writing is as fast as training.
+        // Training has priority: this thread runs on the cores that it leaves idle. On Linux, priorities are per
+        // thread. If the priority cannot be lowered, writing competes with training.
         let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
         Ok(save.run()?.map_or(Ok(()), Replaced::remove)?)
     });
@@ -169,7 +169,7 @@ fn main_part(project: &ProjectConfiguration, target: &Target, number: u64) -> Re
 }
 
 impl Save {
-    /// Writes the checkpoint; returns the one that it has replaced, on rank 0.
+    /// Writes the checkpoint. On rank 0, returns the one that it has replaced.
     fn run(mut self) -> Result<Option<Replaced>> {
         let (step, samples) = (self.captured.step, self.captured.samples);
         let files = std::mem::take(&mut self.captured.files);
@@ -202,13 +202,13 @@ impl Save {
         }
     }
 
-    /// Returns what every rank has written, or the first rank's failure. On rank 0.
+    /// Returns the parts of all ranks, or the first rank's failure. Called on rank 0.
     fn gather(&self, own: Result<Share, String>) -> Result<Vec<Share>, (usize, Error)> {
         let failed =
             |rank, reason| (rank, TrainError::Leader { scope: SCOPE, rank, reason }.into());
         let mut shares = vec![own.map_err(|reason| failed(0, reason))];
         let deadline = Instant::now() + self.time_limit;
-        // Waits for all ranks, even if one has failed: the folder must not be removed while a rank writes into it.
+        // Waits for all ranks, even after a failure: the folder must not be removed while a rank writes into it.
         for rank in 1..self.ranks {
             let Some((store, key)) = &self.store else { continue };
             let share = wait_for(store, &format!("{key}/{rank}"), deadline);
@@ -229,7 +229,7 @@ impl Save {
         }
         for share in shares {
             for object in share.objects {
-                // Ranks with other stages list what they have of the same objects.
+                // Ranks with other stages list their tensors of the same objects.
                 match manifest.objects.iter_mut().find(|known| known.name == object.name) {
                     Some(known) => {
                         known.tensor_files.extend(object.tensor_files);
@@ -243,8 +243,8 @@ impl Save {
         manifest
     }
 
-    /// Publishes the outcome and waits for the other ranks' acknowledgements: the store ends with this
-    /// process, which may be about to end. On rank 0.
+    /// Publishes the outcome and waits for the other ranks' acknowledgements: the store ends with this process, which
+    /// may be about to end. Called on rank 0.
     fn publish(&self, outcome: Result<(), (usize, Error)>) -> Result<(), SaveFailure> {
         if let Some((store, key)) = &self.store {
             let message: Result<(), Failure> = match &outcome {
@@ -260,7 +260,7 @@ impl Save {
             for rank in 1..self.ranks {
                 // A rank that has died is detected elsewhere.
                 let _ = wait_for::<()>(store, &format!("{key}/{rank}/ack"), ack_deadline);
-                // Left behind they would only take some bytes.
+                // If they stay, they only occupy a few bytes.
                 let _ = store.delete(&format!("{key}/{rank}"));
                 let _ = store.delete(&format!("{key}/{rank}/ack"));
             }
@@ -271,7 +271,7 @@ impl Save {
         outcome.map_err(|(_, error)| SaveFailure::Own(error))
     }
 
-    /// Sends rank 0 this rank's part and waits for the outcome. On the other ranks.
+    /// Sends rank 0 this rank's part and waits for the outcome. Called on the other ranks.
     fn submit(&self, share: &Result<Share, String>) -> Result<(), SaveFailure> {
         let Some((store, key)) = &self.store else { return Ok(()) };
         let own = |error: Error| SaveFailure::Own(error);
@@ -297,7 +297,7 @@ enum SaveFailure {
 
 fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<Option<Replaced>> {
     let Main { staging, target, keep } = main;
-    // Files that hooks have written.
+    // Files written by hooks.
     for name in layout::files(staging.path())? {
         if let Entry::Vacant(vacant) = manifest.files.entry(name) {
             let facts = FileFacts::of(&staging.path().join(vacant.key()), flush)?;

@@ -43,7 +43,7 @@ impl Share {
 }
 
 impl Shares {
-    /// Exchanges what ranks have. All ranks of the pipeline take part, those included that have an error.
+    /// Exchanges the shares of all ranks of the pipeline. All of them take part, also those with an error.
     pub(super) fn exchange(
         pipeline: &PipelineRanks,
         own: Result<HashMap<String, Share>>,
@@ -65,7 +65,7 @@ impl Shares {
         Ok(Self { all: known.collect::<Result<_>>()?, rank, order })
     }
 
-    /// Returns the names of an object's tensors that a rank before this one has as well, and writes.
+    /// Returns the names of an object's tensors that an earlier rank has as well, and therefore writes.
     pub(super) fn before(&self, object: &str) -> HashSet<&str> {
         let before = self.all.iter().take(self.rank).filter_map(|share| share.get(object));
         before.flat_map(|share| share.tensors.iter().map(String::as_str)).collect()
@@ -83,7 +83,7 @@ impl Shares {
         Ok(trees.into_iter().flatten().collect())
     }
 
-    /// Returns an object's state of all stages.
+    /// Returns an object's state, joined from all stages.
     pub(super) fn joined(&self, kind: Kind, object: &str) -> Result<Option<Value<String>>> {
         let trees = self.trees(object)?;
         if kind == Kind::Optimizer {
@@ -92,7 +92,8 @@ impl Shares {
         Ok(trees.into_iter().reduce(joined_trees))
     }
 
-    /// Returns this rank's part of a state of all stages. Names that no rank has are kept, so that they are reported.
+    /// Returns this rank's part of a state of all stages. Names that belong to no rank are kept, so that they are
+    /// reported.
     pub(super) fn of_rank<T: Clone>(
         &self,
         object: &Arc<dyn Checkpointed>,
@@ -122,7 +123,7 @@ impl Shares {
     }
 }
 
-/// Leaves the parameters in an optimizer's state that this rank has.
+/// Reduces an optimizer's state to the parameters that this rank has.
 pub(crate) fn restrict_optimizer<T>(
     state: &mut OptimizerState<T>,
     is_own: impl Fn(&String) -> bool,
@@ -166,7 +167,7 @@ pub(crate) fn joined_optimizers<T: Clone>(
     Ok(all.to_value())
 }
 
-/// Joins the entries of dictionaries; of all else the first rank's counts.
+/// Joins the entries of dictionaries; for other values, takes the first rank's.
 fn joined_trees(first: Value<String>, other: Value<String>) -> Value<String> {
     match (first, other) {
         (Value::Dict(mut entries), Value::Dict(others)) => {
@@ -185,7 +186,7 @@ fn joined_trees(first: Value<String>, other: Value<String>) -> Value<String> {
     }
 }
 
-/// Leaves out the entries that other ranks have and this one has not.
+/// Removes the entries that only other ranks have.
 fn restricted<T>(state: Value<T>, own: &Value<String>, all: &[&Value<String>]) -> Value<T> {
     match (state, own) {
         (Value::Dict(entries), Value::Dict(_)) => {

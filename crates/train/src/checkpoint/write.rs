@@ -13,8 +13,8 @@ use tch::Device;
 use super::buffer_pool::BufferPool;
 use super::capture::{Contents, FilePlan};
 
-/// Writes the files into `folder`, two at a time, and returns their sizes and checksums. Tensors that were copied for
-/// this go back to `copies`.
+/// Writes the files into `folder`, two at a time, and returns their sizes and checksums. Copied tensors are returned to
+/// `copies`.
 pub(super) fn write_files(
     folder: &Path,
     files: Vec<FilePlan>,
@@ -35,7 +35,7 @@ pub(super) fn write_files(
             let facts = match outcome {
                 Ok(facts) => facts,
                 Err(error) => {
-                    // The other thread need not begin another file.
+                    // The other thread must not begin another file.
                     queue.lock().clear();
                     return Err(error);
                 }
@@ -46,7 +46,7 @@ pub(super) fn write_files(
     std::thread::scope(|scope| {
         let helper = (threads > 1).then(|| std::thread::Builder::new().spawn_scoped(scope, work));
         let mine = work();
-        // One that could not start left its work to this thread.
+        // If the second thread could not start, its work remains for this one.
         let helped = match helper.and_then(|helper| helper.ok()).map(|helper| helper.join()) {
             Some(Ok(helped)) => helped,
             Some(Err(_)) => {

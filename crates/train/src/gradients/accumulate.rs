@@ -99,12 +99,12 @@ struct Window {
     sync: AtomicBool,
     /// `true` if an optimizer's last step was skipped, so that schedules do not advance.
     skipped: AtomicBool,
-    /// Last step, if its result is not known yet.
+    /// Last step, if its result is still pending.
     late: Mutex<LateStep>,
     weighted: Mutex<Option<WeightedWindow>>,
 }
 
-/// Every batch is a window.
+/// Makes an accumulator in which every batch is a window.
 impl Default for GradientAccumulator {
     fn default() -> Self {
         Self::in_windows(GradientAccumulationOptions::default())
@@ -169,7 +169,7 @@ impl GradientAccumulator {
         }
     }
 
-    /// Returns what the gradients of a batch's mean loss count in the window: one over its batches.
+    /// Returns the share of a batch's mean loss in the window: one over the number of batches.
     pub(crate) fn share(&self) -> f64 {
         1.0 / self.window.divisor.load(Ordering::Relaxed) as f64
     }
@@ -203,12 +203,12 @@ impl GradientAccumulator {
             return body();
         }
         window.position.store(0, Ordering::Relaxed);
-        // A window of weighted losses finds its divisor in its last backward.
+        // The divisor of a window of weighted losses is determined in its last backward.
         if length == steps || self.weighted().is_some() {
             return body();
         }
-        // The data end before the window does. What has been added up was divided by the length of a
-        // full window: bring it to this one's before the last gradients come.
+        // The data end before the window does. The accumulated gradients were divided by the length of a full window:
+        // rescale them to the actual length before the last gradients are added.
         scale_gradients(models, &Tensor::from(steps as f64 / length as f64))?;
         let _restored = ShortWindowGuard::to(window, length);
         body()
@@ -246,12 +246,12 @@ impl GradientAccumulator {
         self.window.late.lock().scaler = Some(scaler.clone());
     }
 
-    /// Returns `true` if the device's decision is not known yet.
+    /// Returns `true` if the device's decision is still pending.
     pub(crate) fn is_late(&self) -> bool {
         self.window.late.lock().scaler.is_some()
     }
 
-    /// Steps a schedule once it is known whether the optimizer's step was made.
+    /// Steps a schedule once the result of the optimizer's step is available.
     pub(crate) fn advance_later(&self, scheduler: Scheduler, stride: u64) {
         self.window.late.lock().owed.push((scheduler, stride));
     }
@@ -282,11 +282,11 @@ impl GradientAccumulator {
 #[derive(Debug, Default)]
 struct LateStep {
     scaler: Option<GradScaler>,
-    /// Schedules that step with it.
+    /// Schedules that advance if the step was made, each with its number of steps.
     owed: Vec<(Scheduler, u64)>,
 }
 
-/// A window that is shorter than the others; the next one is not, also after a panic of the body.
+/// Makes a window shorter than the others until it is dropped, also after a panic of the body.
 struct ShortWindowGuard<'a>(&'a Window);
 
 impl<'a> ShortWindowGuard<'a> {

@@ -17,16 +17,16 @@ use crate::processes::Processes;
 use crate::sharding::ShardedModels;
 use crate::tensor_parallel::TensorModels;
 
-/// State of gradients between the loss and the optimizer's step, which one Accelerator shares with everything that it
+/// State of gradients between the loss and the optimizer's step. One Accelerator shares it with everything that it
 /// prepares.
 #[derive(Clone)]
 pub(crate) struct Gradients {
     /// The ranks over which gradients are averaged.
     pub(crate) processes: Processes,
     pub(crate) accumulator: GradientAccumulator,
-    /// Loss scaler, with fp16 only.
+    /// Loss scaler. `None` without fp16.
     pub(crate) scaler: Option<GradScaler>,
-    /// `None` when it is off, and with a loss scaler.
+    /// Check for losses that are not finite. `None` if it is off, and with a loss scaler.
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     /// Sharded models, if models are sharded.
     pub(crate) sharded: Option<Arc<ShardedModels>>,
@@ -39,20 +39,20 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    /// The backward pass of a loss that is a mean, divided by the number of batches in the window.
+    /// Runs the backward pass of a loss that is a mean, divided by the number of batches in the window.
     #[track_caller]
     pub(crate) fn backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         self.run(&self.accumulator.divide(loss)?, options)
     }
 
-    /// The backward pass of a loss that has its share of the window already.
+    /// Runs the backward pass of a loss that already contains its share of the window.
     #[track_caller]
     fn run(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         if let Some(pipeline) = &self.pipeline {
             return Err(pipeline.refuse("backward", "use `Accelerator::forward_backward`"));
         }
-        // Reading the loss waits for the device and for the other ranks, so only debug mode does it here. With a
-        // loss scale, an overflowing loss is expected.
+        // Reading the loss waits for the device and for the other ranks, so only debug mode does it here. With a loss
+        // scale, an overflowing loss is expected.
         let finite = !self.processes.job.debug
             || self.scaler.is_some()
             || loss.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
@@ -78,7 +78,7 @@ impl Gradients {
         };
         let outcome = check.around(loss, || self.unchecked_backward(loss, options));
         if loss_is_not_finite(&outcome) {
-            // A program that leaves the batch out leaves the schedule where it is.
+            // A program that skips the batch does not advance the schedule.
             self.accumulator.set_skipped(true);
         }
         outcome
@@ -86,7 +86,7 @@ impl Gradients {
 
     fn unchecked_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         let backward = |loss: &Tensor| -> Result<()> {
-            // The gradients of divided layers are sent to other ranks than those of the samples.
+            // Gradients of divided layers are sent to other ranks than those that read different samples.
             let everyone = self.tensor.as_ref().map_or(&self.processes, |it| it.everyone());
             match everyone.group() {
                 Some(group) => Ok(group.backward_with(loss, options)?),
@@ -100,7 +100,7 @@ impl Gradients {
         self.processes.job.explain_memory("the backward pass", outcome)
     }
 
-    /// The backward pass of a loss that is a sum over `weight` tokens.
+    /// Runs the backward pass of a loss that is a sum over `weight` tokens.
     pub(crate) fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -132,7 +132,7 @@ impl Gradients {
                  expected the number of tokens that the loss is the sum of",
             ));
         }
-        // The ranks' gradients are averaged, so each brings its number as a factor.
+        // Gradients are averaged over the ranks, so the factor contains the number of ranks.
         let factor = Tensor::from(self.processes.num_processes() as f64).f_div(&total)?;
         let factor = factor.f_masked_fill(&total.f_eq(0.0)?, 0.0)?;
         if before.is_some() {
@@ -141,8 +141,8 @@ impl Gradients {
         self.run(&scaled(&factor)?, BackwardOptions::default())
     }
 
-    /// Estimates the divisor, so that gradients have their usual magnitude before they are corrected, which fp16
-    /// needs. Where every batch is reduced, all ranks must divide by the same number.
+    /// Estimates the divisor, so that gradients have their usual magnitude before they are corrected, which fp16 needs.
+    /// If every batch is reduced, all ranks must divide by the same number.
     fn provisional_divisor(&self, weight: &Tensor) -> Result<Tensor> {
         let settings = self.accumulator.settings();
         let steps = settings.steps as f64;
@@ -153,7 +153,7 @@ impl Gradients {
         Ok(weight.f_clamp_min(1.0)?.f_nan_to_num(1.0, None, None)?.f_mul_scalar(steps)?)
     }
 
-    /// Sums a number over the ranks, on its device: the host waits only for numbers on the host.
+    /// Sums a number over the ranks, on its device, so that the host waits only for numbers on the host.
     fn sum_over_ranks(&self, number: Tensor) -> Result<Tensor> {
         let Some(group) = self.processes.group() else {
             return Ok(number);

@@ -41,13 +41,13 @@ pub struct ClipNorm {
 }
 
 impl Default for ClipNorm {
-    /// The 2-norm, at most 1; a norm that is not finite is not an error.
+    /// Returns the limit 1 of the 2-norm. A norm that is not finite is not an error.
     fn default() -> Self {
         Self { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: false }
     }
 }
 
-/// The 2-norm, at most this.
+/// Limits the 2-norm to this value.
 impl From<f64> for ClipNorm {
     fn from(max_norm: f64) -> Self {
         Self { max_norm, ..Self::default() }
@@ -69,7 +69,7 @@ impl ClipNorm {
         self.clip_to(&gradients, norm)
     }
 
-    /// Scales gradients whose norm, perhaps with those of other ranks, is known.
+    /// Scales gradients, given their norm, which may include those of other ranks.
     fn clip_to(&self, gradients: &[Tensor], norm: Tensor) -> Result<Tensor> {
         let borrowed: Vec<&Tensor> = gradients.iter().collect();
         if self.error_if_nonfinite {
@@ -78,7 +78,7 @@ impl ClipNorm {
                 return Err(TrainError::GradientNorm { norm, norm_type: self.norm_type }.into());
             }
         }
-        // PyTorch's order, without waiting for the device.
+        // The same order of operations as PyTorch, without waiting for the device.
         let factor = norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(self.max_norm)?;
         gradients::multiply(&borrowed, &factor.f_clamp_max(1.0)?)?;
         Ok(norm)
@@ -101,8 +101,8 @@ pub fn clip_grad_value(parameters: &(impl Parameters + ?Sized), limit: f64) -> R
 }
 
 impl Gradients {
-    /// Clips the gradients by their norm once the window of accumulation ends, and returns the norm before. With
-    /// fp16 they are divided by the scale first.
+    /// Clips the gradients by their norm once the window of accumulation ends, and returns the norm before clipping.
+    /// With fp16 they are divided by the scale first.
     pub(crate) fn clip_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),
@@ -116,8 +116,8 @@ impl Gradients {
             let found = scaler.unscale_later(parameters)?;
             // An overflow is not an error, and distinguishing the two needs the value.
             let overflows = options.error_if_nonfinite && found.f_double_value(&[0])? != 0.0;
-            // Else gradients that overflowed are multiplied by 0 or NaN, and the step that would use them is left
-            // out on the device.
+            // Otherwise gradients that overflowed are multiplied by 0 or NaN, and the device skips the step that would
+            // use them.
             let options = ClipNorm {
                 error_if_nonfinite: options.error_if_nonfinite && !overflows,
                 ..options
@@ -128,13 +128,13 @@ impl Gradients {
         let overflowed = self.unscale(parameters)?;
         let norm = self.norm(parameters, options.norm_type)?;
         if overflowed {
-            // The step will be skipped, and scaling by 0 or NaN would hide why.
+            // The step will be skipped, and scaling by 0 or NaN would hide the cause.
             return Ok(Some(norm));
         }
         options.clip_to(&gradients_of(parameters)?, norm).map(Some)
     }
 
-    /// The norm of the gradients, those of other ranks' shards included.
+    /// Returns the norm of the gradients, including those of other ranks' shards.
     fn norm(&self, parameters: &(impl Parameters + ?Sized), norm_type: f64) -> Result<Tensor> {
         let (sharded, tensor) = (self.sharded.as_deref(), self.tensor.as_deref());
         let pipeline = self.pipeline.as_deref();
@@ -188,7 +188,7 @@ fn gradients_of(parameters: &(impl Parameters + ?Sized)) -> Result<Vec<Tensor>> 
 }
 
 fn not_negative(name: &str, value: f64) -> Result<()> {
-    // `value < 0.0` would let NaN through.
+    // `value < 0.0` would accept NaN.
     if value >= 0.0 {
         return Ok(());
     }

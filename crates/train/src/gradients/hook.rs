@@ -139,7 +139,7 @@ impl CommHook {
         Self::Wrapped(compression, Box::new(self))
     }
 
-    /// Returns `true` if gradients are sent as they are.
+    /// Returns `true` if gradients are sent uncompressed.
     pub(crate) fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }
@@ -153,7 +153,7 @@ impl CommHook {
         }
     }
 
-    /// Registers it with a model's reducer. Returns the hook when it has a state.
+    /// Registers the hook with a model's reducer. Returns the hook if it has a state.
     pub(crate) fn install(
         &self,
         reducer: &Reducer,
@@ -206,7 +206,7 @@ impl GradientHook for Shared {
     }
 }
 
-/// A stateful hook as the one that it also is.
+/// Passes calls of [`GradientHook`] to a stateful hook.
 struct Forwarded(Arc<dyn StatefulHook>);
 
 impl GradientHook for Forwarded {
@@ -228,8 +228,8 @@ impl GradientHook for Plain {
 struct Wrapper {
     kind: Compression,
     inner: Shared,
-    /// Buckets of this backward, cast to the other type, and the originals. The hook inside may fill them as late
-    /// as in its call for the last bucket.
+    /// Buckets of this backward, cast to the other type, and the originals. The inner hook may not fill them before its
+    /// call for the last bucket.
     underway: Mutex<Vec<(Tensor, Tensor)>>,
 }
 

@@ -91,7 +91,7 @@ impl Gradients {
     fn shadow(&self, models: &[Joining<'_>]) -> Result<bool> {
         let check = self.loss_check.as_deref();
         for model in models {
-            // The next round shows whether the other ranks leave a batch out or stop.
+            // The next round determines whether the other ranks skip a batch or stop.
             let shadowed = model
                 .reducer
                 .shadow()
@@ -99,7 +99,7 @@ impl Gradients {
             match shadowed {
                 Shadowed::Ended => return Ok(false),
                 Shadowed::WithoutReduction => {}
-                // Each is one reduction of the ranks that have data, too.
+                // Each is one reduction on the ranks that have data, too.
                 Shadowed::Reduced { finite } => {
                     if let Some(check) = check {
                         check.shadowed(model.checked, finite);
@@ -111,7 +111,7 @@ impl Gradients {
     }
 }
 
-/// Models in a join, which is abandoned when this is dropped: after an error or a panic.
+/// Models in a join. Abandons the join if it is dropped early: after an error or a panic.
 struct JoinGuard<'a> {
     models: &'a [Joining<'a>],
     ended: bool,
@@ -148,7 +148,7 @@ impl Drop for JoinGuard<'_> {
     }
 }
 
-/// The loaders' rule, as it was before when this is dropped.
+/// Restores the loaders' previous rule when it is dropped.
 struct EvenBatchesGuard<'a> {
     rule: &'a EvenBatches,
     before: Option<bool>,

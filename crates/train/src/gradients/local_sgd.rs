@@ -70,7 +70,7 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn finish(self) -> Result<()> {
-        // Also when this rank has made no step since: another may have.
+        // Needed even if this rank has made no step since: another may have.
         if self._switched.is_some() { self.average() } else { Ok(()) }
     }
 

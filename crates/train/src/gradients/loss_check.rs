@@ -38,24 +38,24 @@ pub(crate) struct LossCheck {
     device: Device,
     /// `true` if the result is read at the next step.
     later: bool,
-    /// `None` when there is one rank.
+    /// Store for the rank of a non-finite loss. `None` with one rank.
     store: Option<Store>,
     state: Mutex<State>,
     models: Mutex<Vec<Weak<CheckedModel>>>,
-    /// Sharded models, whose reductions carry a flag to the rank that has its row alone.
+    /// Sharded models. Their reductions carry a flag only to the rank that has the flagged row.
     sharded: Option<Arc<ShardedModels>>,
     optimizers: Mutex<Vec<Weak<CheckedOptimizer>>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Backwards of this rank so far: an optimizer remembers the number at which its gradients were cleared.
+    /// Number of backwards of this rank: an optimizer stores the number at which its gradients were cleared.
     backwards: u64,
-    /// Backwards so far in which gradients were reduced: the same number on all ranks.
+    /// Number of backwards in which gradients were reduced: the same on all ranks.
     reductions: u64,
     /// `true` if a loss since the last reduction was not finite on this rank.
     own: bool,
-    /// The same, on a device that is not synchronised.
+    /// As `own`, on a device that is not synchronised: a flag tensor.
     own_later: Option<Tensor>,
     /// Last result of the check.
     found: Option<Found>,
@@ -72,14 +72,15 @@ impl State {
 /// A loss that was not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
-    /// `None` when no rank reported it: a rank without this check, or a gradient that overflowed under a finite loss.
+    /// Rank that reported it. `None` if no rank did: a rank without this check, or a gradient that overflowed under a
+    /// finite loss.
     rank: Option<usize>,
-    /// The step that used its gradients, where one did.
+    /// Number of the step that used its gradients, if a step did.
     used: Option<u64>,
 }
 
-/// A result that is being copied from a device: bit 0 whether a reduced gradient was not finite, bit 1 whether a loss
-/// of this rank was not.
+/// A result that is being copied from a device. Bit 0 is set if a reduced gradient was not finite, bit 1 if a loss of
+/// this rank was not.
 struct Pending {
     backward: u64,
     reduction: u64,
@@ -103,7 +104,7 @@ pub(crate) struct CheckedModel {
 #[derive(Debug)]
 pub(crate) struct CheckedOptimizer {
     optimizer: Optimizer,
-    /// The check's count of backwards when the gradients were last cleared.
+    /// Number of backwards when the gradients were last cleared.
     cleared: AtomicU64,
 }
 
@@ -147,7 +148,7 @@ impl LossCheck {
         }
     }
 
-    /// Returns a check with the same options, for models that are sharded in another way.
+    /// Returns a check with the same options, for models with another sharding.
     pub(crate) fn with_sharding(
         &self,
         job: &Arc<Job>,
@@ -176,7 +177,8 @@ impl LossCheck {
         Ok(model)
     }
 
-    /// Checks before the steps of an optimizer, until the returned guard is dropped. No backward so far concerns it.
+    /// Checks before the steps of an optimizer, until the returned guard is dropped. Earlier backwards do not concern
+    /// this optimizer.
     pub(crate) fn watch_optimizer(&self, optimizer: &Optimizer) -> Arc<CheckedOptimizer> {
         let cleared = AtomicU64::new(self.state.lock().backwards);
         let watched = Arc::new(CheckedOptimizer { optimizer: optimizer.clone(), cleared });
@@ -186,9 +188,9 @@ impl LossCheck {
         watched
     }
 
-    /// Runs the backward of this loss and checks it. `Err` when it was not finite on one of the ranks.
+    /// Runs the backward of this loss and checks it. Returns an error if the loss was not finite on one of the ranks.
     ///
-    /// A tensor of several values is not a loss: `backward` returns that error.
+    /// A tensor of several values is not checked: `backward` returns an error for it.
     pub(crate) fn around(
         self: &Arc<Self>,
         loss: &Tensor,
@@ -225,14 +227,15 @@ impl LossCheck {
             // No prepared model takes part, so the loss concerns this rank alone.
             return if not_finite { Err(self.error(found, self.next_step())) } else { Ok(()) };
         }
-        // The other ranks see it when their gradients are reduced; under LocalSGD, this rank's step sees it.
+        // The other ranks detect it when their gradients are reduced; under LocalSGD, this rank's step does.
         if !reached.iter().any(|model| model.reduces.load(Ordering::Relaxed)) {
             return Ok(());
         }
         self.after_reduction(&reached)
     }
 
-    /// The ranks of sharded models, which send the check's result before each backward; `None` where gradients carry it.
+    /// Returns the ranks of sharded models, which send the check's result before each backward. `None` if gradients
+    /// carry it.
     fn agreeing_group(&self) -> Option<ProcessGroup> {
         self.sharded.as_ref().filter(|sharded| sharded.any())?;
         self.job.upgrade()?.group()
@@ -293,7 +296,7 @@ impl LossCheck {
         self.job.upgrade().is_some_and(|job| job.recorder.is_recording())
     }
 
-    /// The answer of a recorded backward is read after each replay.
+    /// Registers the flag of a recorded backward, which is read after each replay.
     fn record(self: &Arc<Self>, answer: Tensor, reduces: bool) {
         if let Some(job) = self.job.upgrade() {
             job.recorder.at_each_replay(ReadLoss { check: Arc::clone(self), answer, reduces });
@@ -339,7 +342,7 @@ impl LossCheck {
             return Ok(());
         }
         let rank = self.announced(reduction, own, Duration::ZERO);
-        // Gradients that were not cleared since an earlier loss was found.
+        // Gradients that have not been cleared since an earlier loss was found.
         let rank = rank.or_else(|| state.found.and_then(|before| before.rank));
         let found = Found { rank, used: None };
         state.found = Some(found);
@@ -364,7 +367,7 @@ impl LossCheck {
             return Ok(());
         }
         let mut state = self.state.lock();
-        // Not reduced yet, as under LocalSGD: this rank's own gradients.
+        // Not reduced yet, as under LocalSGD: gradients of this rank alone.
         let own = std::mem::take(&mut state.own).then_some(self.rank);
         let rank = own.or_else(|| state.found.and_then(|found| found.rank));
         drop(state);
@@ -389,7 +392,7 @@ impl LossCheck {
         let mut state = self.state.lock();
         let State { pending, own_later, backwards, reductions, .. } = &mut *state;
         if let Some(not_finite) = own_later.take() {
-            // No reduction since: this rank's own gradients.
+            // Not reduced since: gradients of this rank alone.
             let answer = not_finite.f_to_kind(Kind::Int64)?.f_mul_scalar(3i64)?.f_reshape([1])?;
             let fetch = Fetch::start(&answer)?;
             let (backward, reduction) = (*backwards, *reductions);
@@ -402,8 +405,8 @@ impl LossCheck {
         Ok(())
     }
 
-    /// Reads the results before which an optimizer has stepped. Which those are does not depend on timing, so all
-    /// ranks read the same ones. Returns the first whose gradients a step has used.
+    /// Reads the results before which an optimizer has stepped, and returns the first one whose gradients a step has
+    /// used. The selection does not depend on timing, so all ranks read the same ones.
     fn read_passed(&self) -> Result<Option<Found>> {
         let mut state = self.state.lock();
         let mut first = None;
@@ -443,7 +446,7 @@ impl LossCheck {
 
     /// Begins to read the result of a replayed backward, whose gradients the replayed step has used.
     fn after_replay(&self, answer: &Tensor, reduces: bool) -> Result<()> {
-        // The next replay overwrites the tensor of the answer.
+        // The next replay overwrites the tensor with the flag.
         let fetch = Fetch::start(answer)?;
         let step = self.next_launched_step();
         let mut state = self.state.lock();
@@ -499,13 +502,13 @@ impl LossCheck {
     /// rank to report is the one that errors name.
     fn announce(&self, reduction: u64) {
         if let Some(store) = &self.store {
-            // Without the store the job has failed already, with its own error.
+            // Without the store, the job has already failed with an error of its own.
             let _ = store.compare_set(&self.key(reduction), "", self.rank.to_string());
         }
     }
 
-    /// Returns the rank that reported the loss. On a CPU the report is there before the reduction ends; on a GPU it may
-    /// come later.
+    /// Returns the rank that reported the loss. On a CPU the report arrives before the reduction ends; on a GPU it may
+    /// arrive later.
     fn announced(&self, reduction: u64, own: bool, within: Duration) -> Option<usize> {
         let Some(store) = &self.store else {
             return own.then_some(self.rank);
@@ -526,21 +529,22 @@ impl LossCheck {
         format!("loss_not_finite/{}/{reduction}", self.number)
     }
 
-    /// The step that the prepared optimizers are about to make; `None` when there are none.
+    /// Returns the number of the step that the prepared optimizers are about to make. `None` if there are no
+    /// optimizers.
     fn next_step(&self) -> Option<u64> {
         let optimizers = self.optimizers.lock();
         let alive = optimizers.iter().filter_map(Weak::upgrade);
         alive.map(|watched| watched.optimizer.steps() + 1).max()
     }
 
-    /// `step` is the one that is about to be made.
+    /// Returns the error for a loss that was not finite. `step` is the step that is about to be made.
     fn error(&self, found: Found, step: Option<u64>) -> Error {
         let Found { rank, used } = found;
         let weights_corrupted = used.is_some() || self.weights_are_corrupted();
         TrainError::LossNotFinite { rank, step: used.or(step), weights_corrupted }.into()
     }
 
-    /// Costs a pass over all weights, and synchronises a GPU.
+    /// Returns `true` if a weight is not finite. Reads all weights, and synchronises a GPU.
     fn weights_are_corrupted(&self) -> bool {
         let finite = |tensor: &Tensor| {
             let all = tensor.f_detach()?.f_isfinite()?.f_all()?;
@@ -548,7 +552,7 @@ impl LossCheck {
         };
         let optimizers = self.optimizers.lock();
         let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
-        // Weights that cannot be read are not reported as corrupted.
+        // Unreadable weights are not reported as corrupted.
         alive.iter().any(|watched| {
             watched
                 .optimizer

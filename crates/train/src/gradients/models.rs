@@ -28,7 +28,7 @@ impl<P: PreparedModels + ?Sized> Parameters for P {
     }
 }
 
-/// A model that was not prepared: it has parameters, and no reduction to switch off or to take part in.
+/// A model that was not prepared has parameters, but no reduction to switch off or to take part in.
 impl<M> PreparedModels for Model<M> {
     fn each_switch(&self, _f: &mut dyn FnMut(&AtomicBool)) {}
 
@@ -94,7 +94,7 @@ pub struct Joining<'a> {
     pub(crate) checked: Option<&'a CheckedModel>,
 }
 
-/// Models whose reduction is off; on again when dropped, also after a panic of the body.
+/// Switches off the reduction of models until it is dropped, also after a panic of the body.
 pub(crate) struct NoSyncGuard<'a, P: PreparedModels + ?Sized> {
     models: &'a P,
     before: Vec<bool>,
@@ -117,7 +117,7 @@ impl<P: PreparedModels + ?Sized> Drop for NoSyncGuard<'_, P> {
     }
 }
 
-/// `factor` is one number, on the host or on the parameters' device.
+/// Multiplies gradients by `factor`, a tensor of one number on the host or on the parameters' device.
 pub(crate) fn scale_gradients(
     models: &(impl PreparedModels + ?Sized),
     factor: &Tensor,

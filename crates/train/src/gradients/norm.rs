@@ -9,9 +9,10 @@ use crate::pipeline::PipelineRanks;
 use crate::sharding::ShardedModels;
 use crate::tensor_parallel::TensorModels;
 
-/// Returns the norm of the parameters' gradients, of some of which this rank has a part: rows of a sharded parameter, a part of
-/// one that tensor ranks divide, or rows of such a part. It is that of the whole gradients, each counted once, and the same on
-/// all ranks, which take part: with one message for shards, one for tensor parts, and two for shards of such parts.
+/// Returns the norm of the parameters' gradients, the same on all ranks, which take part. This rank may have only a
+/// part of a parameter: rows of a sharded one, a part of one that tensor ranks divide, or rows of such a part. Each
+/// whole gradient is counted once. Takes one message for shards, one for tensor parts, and two for shards of such
+/// parts.
 pub(super) fn norm(
     sharded: Option<&ShardedModels>,
     tensor: Option<&TensorModels>,
@@ -30,7 +31,7 @@ pub(super) fn norm(
             rows.extend(parts.map(|it| TensorId::of(&it.shard)));
         });
     }
-    // In the host's memory the shards of an offloaded model, whose group sends from the device.
+    // The shards of an offloaded model are in the host's memory, while its group sends from the device.
     let of_rows = models.first().map(|it| (&it.sharder().groups().gather, it.device()));
     let of_parts = tensor.map(|it| (it.group(), it.everyone().device()));
     let mut sum: Option<Tensor> = None;
@@ -78,7 +79,7 @@ pub(super) fn norm(
     }
 }
 
-/// Sums of powers, whose root is a norm; the largest value for the norm of infinity.
+/// Sum of powers, whose root is a norm; for the norm of infinity, the largest absolute value.
 struct Power {
     norm_type: f64,
     device: Device,
@@ -87,7 +88,7 @@ struct Power {
 impl Power {
     /// Returns the power sum over the gradients of all ranks of the groups, from these parts, in double precision.
     fn over_ranks(&self, groups: &[(&ProcessGroup, Device)], shards: &[Tensor]) -> Result<Tensor> {
-        // The norm of order 0 counts parameters, of which each rank has a part; all others count elements.
+        // The norm of order 0 counts the parameters with a non-zero gradient on any rank; all others count elements.
         let mut found = if self.norm_type == 0.0 {
             let counts = shards.iter().map(|shard| match gradient(shard)? {
                 Some(gradient) => Ok(gradient.f_ne(0.0)?.f_any()?.f_to_kind(Kind::Double)?),
@@ -114,7 +115,7 @@ impl Power {
             found = if self.norm_type == 0.0 || self.norm_type.is_infinite() {
                 ranks.f_amax([0i64], false)?
             } else {
-                // In the order of the ranks, so that all of them have the same bits.
+                // In the order of the ranks, so that all of them get the same bits.
                 ranks.f_sum_dim_intlist([0i64].as_slice(), false, Kind::Double)?
             };
         }
@@ -154,9 +155,9 @@ impl Power {
     }
 }
 
-/// The gradients of those that have one.
+/// Returns the gradients of the parameters that have one.
 fn whole(parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     let found = parameters.iter().filter_map(|parameter| gradient(parameter).transpose());
-    // A rank without rows has a gradient without elements, which has no largest one.
+    // A rank without rows has a gradient without elements, which has no maximum.
     found.filter(|gradient| gradient.as_ref().map_or(true, |it| it.numel() > 0)).collect()
 }

@@ -10,28 +10,27 @@ use crate::error::TrainError;
 
 /// An attempt of a job in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
 ///
-/// torchrun keeps one store for all attempts of a job. Process groups of a later attempt would find the
-/// addresses of ranks that have ended, and fail or hang: PyTorch 2.13 has no prefix for attempts, and its
-/// own ranks do so. The ranks of a first attempt use PyTorch's keys, so that ranks of Python's can be
-/// among them; those of a later one have keys of their own, unless ranks of Python's were in the group
-/// before.
+/// torchrun keeps one store for all attempts of a job. Process groups of a later attempt would find the addresses of
+/// ranks that have ended, and fail or hang: PyTorch 2.13 has no prefix for attempts, and its own ranks do so. The ranks
+/// of a first attempt use PyTorch's keys, so that Python ranks can take part; the ranks of a later attempt use separate
+/// keys, unless Python ranks were in the group before.
 ///
-/// `TORCHELASTIC_RESTART_COUNT` does not number the attempts: each host counts its own failures, and a
-/// start because a host has joined is none. Rank 0 numbers them in the store. A number is taken over only
-/// once that rank 0 has answered, since the store may still have the number of one that has ended.
+/// `TORCHELASTIC_RESTART_COUNT` does not number the attempts: each host counts its own failures, and a restart because
+/// a host has joined is not counted. Rank 0 numbers them in the store. Another rank uses a number only after that rank
+/// 0 has answered, since the store may still contain the number of an attempt that has ended.
 pub(crate) struct Attempt {
     store: Store,
     world_size: usize,
 }
 
 impl Attempt {
-    /// Enters the attempt of `world`, and returns the store whose keys it uses. In a later attempt all
-    /// ranks wait for rank 0, and it waits for them, for ten minutes at most. A rank that takes the attempt
-    /// for the first one never comes: ranks of Python do so, and a rank of a host that counts no restart
-    /// if no group was made before.
+    /// Joins the attempt of `world`, and returns the store with the prefix of its keys. In a later attempt, rank 0 and
+    /// the other ranks wait for each other, for ten minutes at most. A rank that takes the attempt for the first one
+    /// never arrives: Python ranks do so, and ranks of a host whose restart count is 0 if no group was made before.
     ///
     /// # Errors
-    /// A rank did not come within the time limit ([`crate::TrainError::AttemptRank`]), or the store is gone.
+    /// Fails when a rank did not come within the time limit ([`crate::TrainError::AttemptRank`]), or the connection to
+    /// the store is lost.
     pub(crate) fn enter(store: Store, world: &World, timeout: Duration) -> Result<(Self, Store)> {
         let (rank, world_size) = (world.rank.as_usize(), world.world_size.as_usize());
         let this = Self { store, world_size };
@@ -45,7 +44,7 @@ impl Attempt {
             let keys = this.store.clone();
             return Ok((this, keys));
         }
-        // For a rank of a host that was not there before.
+        // So that a rank of a new host recognises a later attempt.
         this.store.set(AGAIN, "")?;
         if let Some(size) = before
             && this.had_others(size)?
@@ -62,12 +61,12 @@ impl Attempt {
         Ok((this, keys))
     }
 
-    /// Keeps for later attempts that the group of this one was made.
+    /// Records for later attempts that the group of this one was made.
     pub(crate) fn connected(&self) -> Result<()> {
         self.store.set(CONNECTED, self.world_size.to_string())
     }
 
-    /// The size of the last group that was made over this store.
+    /// Returns the size of the last group that was made over this store.
     fn group_before(&self) -> Result<Option<usize>> {
         if !self.store.contains(&[CONNECTED])? {
             return Ok(None);
@@ -85,7 +84,7 @@ impl Attempt {
         Ok(false)
     }
 
-    /// Rank 0: takes a number that no attempt had, and answers each of the others.
+    /// Draws a number that no earlier attempt had, and answers each of the other ranks. Called on rank 0.
     fn begin(&self, limit: Duration) -> Result<i64> {
         let deadline = Instant::now() + limit;
         let number = self.store.add(NUMBER, 1)?;
@@ -100,10 +99,11 @@ impl Attempt {
         Ok(number)
     }
 
-    /// Another rank: asks the rank 0 of the newest number until it answers, or a newer one has begun.
+    /// Sends requests to the rank 0 of the newest number until it answers, or a newer number exists. Called on the
+    /// other ranks.
     fn join(&self, rank: usize, limit: Duration) -> Result<i64> {
         let deadline = Instant::now() + limit;
-        // The random number makes the question unique among processes.
+        // The random number distinguishes this request from those of other processes.
         let question = rand::random::<u64>().to_string();
         let mut known = 0;
         let mut pause = SHORTEST_PAUSE;
@@ -129,8 +129,8 @@ impl Attempt {
     }
 }
 
-/// The time until then, in whole milliseconds, as the store counts it: a wait that ends before its limit is
-/// not taken for one that has timed out.
+/// Returns the time left until `deadline`, rounded to whole milliseconds, which the store uses: a wait that ends before
+/// its limit is not reported as a timeout.
 fn left(deadline: Instant) -> Duration {
     let left = deadline.saturating_duration_since(Instant::now()).as_millis();
     Duration::from_millis(u64::try_from(left).unwrap_or(u64::MAX).max(1))
@@ -152,14 +152,14 @@ fn answered(number: i64, rank: usize) -> String {
     format!("{}/answered/{rank}", prefix(number))
 }
 
-/// The number of the newest later attempt.
+/// Key of the number of the newest later attempt.
 const NUMBER: &str = "brigade/attempts";
 /// Key that marks a later attempt.
 const AGAIN: &str = "brigade/again";
-/// The size of the last group.
+/// Key of the size of the last group.
 const CONNECTED: &str = "brigade/connected";
-/// The longest wait of one rank for another in a later attempt. All its ranks were started together, but some may read
-/// data before they build their Accelerator.
+/// Maximum wait of one rank for another in a later attempt. All ranks were started together, but some may read data
+/// before they build their Accelerator.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
@@ -172,10 +172,10 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// A rank of a job and how often its host has restarted; `None`: not a rank of Brigade's.
+    /// Ranks of a job, each with the restart count of its host. `None` for a rank of another library.
     type Ranks<'a> = &'a [Option<u32>];
 
-    /// An attempt of all ranks at once; the prefixes of their keys.
+    /// Runs an attempt of all ranks at once, and returns the prefixes of their keys.
     fn attempt(store: &Store, ranks: Ranks<'_>, connects: bool) -> Vec<String> {
         let enter = |rank: usize, restarts: u32| {
             let world_size = WorldSize::new(ranks.len()).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         Attempt::enter(store.clone(), world, limit).err().unwrap().to_string()
     }
 
-    /// Keys of their own, of attempt `number`.
+    /// Returns the separate keys of attempt `number`.
     fn own(number: i64, ranks: usize) -> Vec<String> {
         vec![format!("Store(hash/brigade/attempt_{number})"); ranks]
     }
@@ -229,7 +229,7 @@ mod tests {
     fn hosts_count_their_own_failures() {
         let store = Store::hash().unwrap();
         assert_eq!(attempt(&store, &[Some(0), Some(0)], true), pytorchs(2));
-        // Rank 1 has failed, then rank 0; a third host joins, which is no failure; it leaves again.
+        // Rank 1 has failed, then rank 0. A third host joins, which is not a failure, and leaves again.
         assert_eq!(attempt(&store, &[Some(0), Some(1)], true), own(1, 2));
         assert_eq!(attempt(&store, &[Some(1), Some(1)], true), own(2, 2));
         assert_eq!(attempt(&store, &[Some(1), Some(1), Some(0)], true), own(3, 3));
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_rank_that_has_ended_answers_none() {
         let store = Store::hash().unwrap();
-        // Rank 0 came and took a number, and the attempt ended before rank 1 had come.
+        // Rank 0 drew a number, and the attempt ended before rank 1 arrived.
         let world_size = WorldSize::new(2).unwrap();
         let mut world = World::alone();
         (world.world_size, world.restart_count) = (world_size, 1);
@@ -250,7 +250,7 @@ mod tests {
              the job again"
         );
         assert_eq!(attempt(&store, &[Some(2), Some(2)], true), own(2, 2));
-        // Rank 1 alone waits, and gives up.
+        // Rank 1 waits alone, and gives up.
         world.rank = Rank::new(1, world_size).unwrap();
         let error = refusal(&store, &world);
         let expected =
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(attempt(&store, &[Some(3), Some(3)], true), own(3, 2));
     }
 
-    /// No group was made before, and rank 1 was the first to look whether there was an attempt.
+    /// No group was made before, and rank 1 was the first to check whether there was an attempt.
     #[test]
     fn ranks_that_disagree_about_the_attempt_do_not_wait_for_the_groups_limit() {
         let store = Store::hash().unwrap();

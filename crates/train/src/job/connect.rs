@@ -41,7 +41,7 @@ pub struct ConnectOptions {
     pub gloo: Option<GlooDevice>,
 }
 
-/// Connects to the other ranks; with one rank there is nothing to connect.
+/// Connects to the other ranks. Does nothing with one rank.
 pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
     let ConnectOptions { cpu, world, store, device, backend, timeout, gloo } = options;
     let timeout = timeout.unwrap_or(DEFAULT_GROUP_TIMEOUT);
@@ -56,10 +56,10 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         None if cpu || cpu_is_requested()? => (Device::Cpu, None),
         None => choose_device(&world),
     };
-    // Must precede everything that uses the current device: threads begin with the first one.
+    // Must precede everything that uses the current device: threads start with device 0.
     device.make_current()?;
-    // Nodes of autograd and the reducer's hooks stay on the stream that they were made on, and a step can only be
-    // recorded (Accelerator::capture) where none of them is on the default stream.
+    // Autograd's nodes and the reducer's hooks stay on the stream on which they were made, and a step can only be
+    // recorded (`Accelerator::capture`) if none of them is on the default stream.
     device.use_own_stream()?;
     let products = make_products_reproducible();
     let groups = if world.is_alone() {
@@ -86,7 +86,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
                     world.world_size.as_usize()
                 )));
             }
-            // A simulated rank has no others to agree with.
+            // A simulated rank has no peers with which to agree.
             None if world.store.host == StoreHost::Agent && backend != Backend::Fake => {
                 let (attempt, store) =
                     Attempt::enter(open_store(&world, timeout)?, &world, timeout)?;
@@ -145,8 +145,8 @@ fn choose_device(world: &World) -> (Device, Option<CudaUnavailable>) {
     (Device::Cpu, missing)
 }
 
-/// Returns the interface of Gloo: the loopback on one host, where it always works, since a host's own name may resolve
-/// to anything.
+/// Returns Gloo's interface. On one host it is the loopback, which always works, since the host's own name may resolve
+/// to any address.
 fn gloo_device(world: &World) -> GlooDevice {
     let loopback = world.store.addr.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if world.num_nodes == 1 && loopback && std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
@@ -156,14 +156,14 @@ fn gloo_device(world: &World) -> GlooDevice {
     }
 }
 
-/// Returns the store of a program that Brigade's launcher did not start. It is served at the job's address if that is
-/// certainly this host's, else at all addresses.
+/// Serves the store of a program that Brigade's launcher did not start: at the job's address if that certainly belongs
+/// to this host, else at all addresses.
 fn served(endpoint: &StoreEndpoint) -> Result<TcpStore> {
     let listener = own_address(&endpoint.addr)
         .and_then(|address| TcpListener::bind((address, endpoint.port)).ok());
     Ok(match listener {
         Some(listener) => TcpStore::server_on(listener)?,
-        // Says why, where the port is taken.
+        // Explains the error if the port is in use.
         None => TcpStore::server(endpoint.addr.clone(), endpoint.port),
     })
 }
@@ -177,7 +177,7 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
         _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
     };
     let store = store.world_size(world.world_size.as_usize()).timeout(timeout).open();
-    // No launcher has kept the port free: it was computed from a scheduler's job, or chosen by hand.
+    // No launcher has reserved the port: it was computed from a scheduler's job ID, or chosen by the user.
     if serves && endpoint.host == StoreHost::Rank0 {
         return Ok(store.map_err(|source| TrainError::StorePort { port: endpoint.port, source })?);
     }
@@ -215,7 +215,7 @@ mod tests {
     fn a_store_without_a_launcher_is_served_at_its_address_alone() {
         let endpoint =
             |addr: &str| StoreEndpoint { addr: addr.to_owned(), ..StoreEndpoint::alone() };
-        // Addresses of this host: all of 127/8 are.
+        // All of 127/8 are addresses of this host.
         let store = served(&endpoint("127.0.0.2")).unwrap().open().unwrap();
         let port = store.port().unwrap();
         assert!(TcpStream::connect(("127.0.0.2", port)).is_ok());

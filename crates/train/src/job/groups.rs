@@ -11,13 +11,13 @@ use brigade_torch::{
 use parking_lot::{Mutex, RwLock};
 use tch::Device;
 
-/// The process groups of a job and what makes new ones. A group whose messages were cut off in the middle is
+/// The process groups of a job, and what is needed to make new ones. A group whose messages were interrupted is
 /// unusable, so after an attempt that ran out of memory all ranks reconnect.
 pub(crate) struct Groups {
-    /// The ranks' rendezvous, for messages beside the collectives.
+    /// Store of the ranks, for messages besides the collectives.
     pub(crate) store: Store,
     backend: Backend,
-    /// Network interface or address of Gloo beside NCCL.
+    /// Gloo's network interface or address, used beside NCCL.
     gloo: GlooDevice,
     timeout: Duration,
     debug: bool,
@@ -27,9 +27,9 @@ pub(crate) struct Groups {
 /// The groups of the last rendezvous.
 struct Connected {
     world: ProcessGroup,
-    /// The ranks of this host, when there are several hosts.
+    /// Group of this host's ranks, if there are several hosts.
     host: Option<ProcessGroup>,
-    /// Groups of sharded models, made for the first of them, with their mesh and the size of parts.
+    /// Groups of sharded models, made for the first of them, with their mesh and the number of ranks of a part.
     sharding: Mutex<Option<(Mesh, Option<usize>, ShardingGroups)>>,
 }
 
@@ -42,7 +42,7 @@ impl Groups {
         timeout: Duration,
         debug: bool,
     ) -> Result<Self> {
-        // PyTorch's place in the store for the first group, so that Python ranks can join.
+        // Prefix that PyTorch uses for the first group, so that Python ranks can join.
         let options = GroupOptions {
             name: "world".into(),
             store_key: Some("0".into()),
@@ -73,8 +73,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Returns the groups of the ranks that differ from this one along an axis of a mesh alone; `None` if it is the
-    /// only one. All ranks take part.
+    /// Returns the groups of the ranks that differ from this one along an axis of a mesh alone; `None` if there are no
+    /// others. All ranks take part.
     pub(crate) fn along(&self, mesh: &Mesh, axis: Axis) -> Result<Option<Self>> {
         let world = self.world();
         let group = along(&world, mesh, axis)?;
@@ -107,7 +107,7 @@ impl Groups {
         self.current.read().host.clone()
     }
 
-    /// Returns the groups of a mesh, which are made at the first call; with parts of so many ranks. All ranks take part.
+    /// Returns the groups of a mesh with parts of `part` ranks. They are made at the first call. All ranks take part.
     pub(crate) fn sharding(&self, mesh: &Mesh, part: Option<usize>) -> Result<ShardingGroups> {
         let current = self.current.read();
         let mut known = current.sharding.lock();
@@ -156,7 +156,7 @@ fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup
     Ok(mine)
 }
 
-/// Makes the groups of a mesh, in one order on all ranks.
+/// Makes the groups of a mesh, in the same order on all ranks.
 fn sharding_groups(
     world: &ProcessGroup,
     mesh: &Mesh,
@@ -175,7 +175,7 @@ fn sharding_groups(
     })
 }
 
-/// Makes all groups of an axis, and returns the one of this rank. All ranks take part.
+/// Makes all groups of an axis, and returns the one that contains this rank. All ranks take part.
 fn along(world: &ProcessGroup, mesh: &Mesh, axis: Axis) -> Result<ProcessGroup> {
     one_of(world, mesh, axis, mesh.groups(axis))
 }
@@ -196,7 +196,7 @@ fn one_of(
     })
 }
 
-/// The groups of one rank alone, whose messages are copies.
+/// Returns groups of one rank, whose messages are copies.
 pub(super) fn alone(device: Device) -> Result<ShardingGroups> {
     let store = Store::hash()?;
     let group = |name: &str| {

@@ -6,7 +6,8 @@ use crate::error::{OutOfMemory, TrainError};
 use crate::job::Job;
 
 impl Job {
-    /// Adds to an error about a GPU's memory how memory stands; other errors, and those of the CPU, stay as they are.
+    /// Adds the state of memory to an error about a GPU's memory. Returns other errors, and those of the CPU,
+    /// unchanged.
     pub(crate) fn explain_memory<T>(&self, during: &'static str, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| {
             let Some((kind, index)) = self.device.device_kind() else { return error };
@@ -14,7 +15,7 @@ impl Job {
                 return error;
             }
             let text = error.to_string();
-            // The lines that follow are advice about libtorch's allocator, and a backtrace.
+            // The remaining lines are advice about libtorch's allocator, and a backtrace.
             let detail = text.lines().next().unwrap_or_default().to_owned();
             let memory = OutOfMemory {
                 rank: self.rank(),

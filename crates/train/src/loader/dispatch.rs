@@ -8,7 +8,7 @@ use brigade_torch::{Error, ErrorKind, ProcessGroup, Result, TensorTree, TreeSpec
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-/// Message of rank 0 before a round.
+/// Message that rank 0 sends before a round.
 #[derive(Debug, Serialize, Deserialize)]
 enum Header {
     Batch {
@@ -35,7 +35,7 @@ pub(crate) struct Dispatch<T> {
 
 impl<T: TensorTree<Owned = T>> Dispatch<T> {
     pub(crate) fn new(group: &ProcessGroup, epoch: Option<Epoch<T>>) -> Self {
-        // Rank 0 and the others send from different lines.
+        // Rank 0 and the other ranks send from different lines of this file.
         let group = group.at(Location::caller());
         Self { group, epoch, ended: false }
     }
@@ -45,13 +45,13 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
         self.epoch.as_ref().and_then(Epoch::remaining)
     }
 
-    /// A collective: every rank calls it as often as the others.
+    /// Returns the next batch. A collective: every rank calls it equally often.
     pub(crate) fn next(&mut self) -> Option<Result<Batch<T>>> {
         if self.ended {
             return None;
         }
         match self.round() {
-            // A batch that cannot be read leaves the ranks in step; a lost peer does not.
+            // After a batch that cannot be read the ranks are still in step; after the loss of a peer they are not.
             Ok(Some(read)) => Some(read),
             Ok(None) => {
                 self.ended = true;
@@ -64,7 +64,8 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
         }
     }
 
-    /// A batch, or why it could not be read; an error of the round itself is of the ranks.
+    /// Runs a round. The inner error is that of a batch that could not be read, the outer one that of the
+    /// communication.
     fn round(&mut self) -> Result<Option<Result<Batch<T>>>> {
         let Some(epoch) = &mut self.epoch else {
             return self.receive();
@@ -142,7 +143,7 @@ fn describe<T: TensorTree>(batch: &Batch<T>) -> Result<Header> {
     })
 }
 
-/// The kinds that travel, by c10's numbers.
+/// Types that can be sent, by c10's numbers.
 const KINDS: [(i32, Kind); 13] = [
     (0, Kind::Uint8),
     (1, Kind::Int8),

@@ -62,7 +62,7 @@ impl Processes {
     }
 }
 
-/// Puts a data set on the rank's device where it takes at most this share of the free memory.
+/// Moves a data set to the rank's device if it takes at most `share` of the free memory.
 fn place<T>(
     processes: &Processes,
     dataset: TensorDataset<T>,
@@ -91,12 +91,12 @@ where
     }
     match dataset.to_device(device) {
         Ok(placed) => {
-            // The copy reads the host's memory, which goes when this returns.
+            // The copy reads host memory that is freed when this function returns.
             device.synchronize()?;
             tracing::info!("rank {rank}: the data set of {bytes} bytes lies on {label}");
             Ok(placed)
         }
-        // Free memory in pieces, or taken by another process meanwhile.
+        // The free memory is fragmented, or another process has taken it meanwhile.
         Err(error) if error.is_out_of_memory() => {
             tracing::info!(
                 "rank {rank}: the data set of {bytes} bytes stays on the host: {label} had {free} bytes free, and \
@@ -109,10 +109,10 @@ where
     }
 }
 
-/// Bytes that the driver has, and that libtorch's allocator keeps for reuse.
+/// Returns the free memory in bytes: what the driver has, and what libtorch's allocator keeps for reuse.
 fn free_memory(device: Device) -> Result<u64> {
     let Some((kind, index)) = device.device_kind() else { return Ok(0) };
-    // The allocator fails before the first computation on the device.
+    // The allocator returns an error before the first computation on the device.
     let kept = DeviceMemory::of(device).ok().flatten().map_or(0, |memory| {
         let DeviceMemory { allocated, reserved, .. } = memory;
         reserved.saturating_sub(allocated)

@@ -14,11 +14,11 @@ pub(super) struct Position(Arc<Mutex<State>>);
 struct State {
     /// Position between the first `next` of an epoch and the end of its loop.
     open: Option<Open>,
-    /// Iterations begun: an older one that is still around must not count.
+    /// Number of iterations begun, so that an older iteration that still exists is not counted.
     iterations: u64,
     /// Position from a checkpoint at which the next iteration begins.
     resumed: Option<Mark>,
-    /// Real samples of all ranks since the beginning.
+    /// Number of real samples of all ranks since the beginning.
     total: u64,
 }
 
@@ -32,11 +32,12 @@ struct Open {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) epoch: u64,
-    /// Samples at the front of the epoch that other numbers of ranks have used: the rest was dealt anew.
+    /// Number of samples at the beginning of the epoch that another number of ranks has used: the rest was divided
+    /// again.
     pub(super) base: u64,
-    /// Batches of this rank since then.
+    /// Number of batches of this rank since then.
     pub(super) batches: u64,
-    /// Real samples of all ranks in this epoch, those before `base` included.
+    /// Number of real samples of all ranks in this epoch, including those before `base`.
     pub(super) samples: u64,
 }
 
@@ -46,7 +47,7 @@ impl Mark {
     }
 }
 
-/// The counter of one iteration. The epoch is over when it is dropped: the loop has ended or was left.
+/// Counter of one iteration. When it is dropped the epoch is over: the loop has ended or was left.
 #[derive(Debug)]
 pub(super) struct Counting {
     position: Position,
@@ -73,12 +74,12 @@ impl Position {
         state.total = total;
     }
 
-    /// Real samples of all ranks since the beginning.
+    /// Returns the number of real samples of all ranks since the beginning.
     pub(super) fn total(&self) -> u64 {
         self.0.lock().total
     }
 
-    /// Returns what a checkpoint keeps of a loader with this seed and next epoch.
+    /// Returns the state that a checkpoint stores for a loader with this seed and next epoch.
     pub(super) fn to_value<T>(&self, seed: u64, next_epoch: u64) -> Value<T> {
         let (mark, total) = self.mark(next_epoch);
         let number = |number: u64| Value::Int(number.cast_signed());
@@ -102,7 +103,7 @@ impl Position {
 }
 
 impl Counting {
-    /// A batch was given out. `index` counts those that were skipped as well.
+    /// Counts a batch that was returned to the loop. `index` includes the batches that were skipped.
     pub(super) fn count(&self, index: usize, round: &Round) {
         let samples = round.total_valid() as u64;
         self.with_mark(|mark, total| {
@@ -114,7 +115,7 @@ impl Counting {
         });
     }
 
-    /// A batch could not be made: the next one follows all the same.
+    /// Counts a batch that could not be made. The iteration continues with the next one.
     pub(super) fn count_failed(&self) {
         self.with_mark(|mark, _| mark.batches += 1);
     }
@@ -139,7 +140,7 @@ impl Drop for Counting {
     }
 }
 
-/// Returns the seed, the mark and the number of all samples of such a state.
+/// Reads the seed, the mark and the number of all samples from a state.
 pub(super) fn read<T>(state: &Value<T>) -> Result<(u64, Mark, u64), String> {
     let number = |key: &str| {
         let number = state.get(key).and_then(Value::as_int).map(i64::cast_unsigned);

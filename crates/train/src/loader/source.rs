@@ -62,7 +62,7 @@ pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
     fn override_even_batches(&self, _even: Option<bool>) {}
 }
 
-/// [`Loader::agreed`] and [`Loader::sharded`] by the options of the same names that both loaders have.
+/// Implements [`Loader::agreed`] and [`Loader::sharded`] with the options of the same names, which both loaders have.
 macro_rules! share {
     () => {
         fn agreed(self, seed: u64, device: Device) -> Self {
@@ -118,7 +118,7 @@ where
     }
 }
 
-/// Makes a loader this rank's part of the data. All ranks take part, and agree on the seed of the order.
+/// Restricts a loader to this rank's part of the data. All ranks take part, and agree on the seed of the order.
 pub(super) fn share_out<L: Loader>(
     loader: L,
     processes: &Processes,
@@ -131,7 +131,7 @@ pub(super) fn share_out<L: Loader>(
     let device = loader.options().device.unwrap_or_else(|| processes.device());
     let agreed = loader.agreed(seed, device);
     let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
-    // A run without a step is never what was meant; all ranks see the same numbers here.
+    // A run without a step is always a mistake. All ranks have the same numbers here, so all fail.
     if length.is_some() && (samples == 0 || (drop_last && samples < batch_size as i64)) {
         return Err(TrainError::NoBatch { samples, batch_size }.into());
     }

@@ -14,9 +14,9 @@ use brigade_data::{Batch, DataError, Epoch};
 use brigade_torch::{Error, Result, SideStream, StreamEvent, TensorTree, copy_to_device};
 use tch::Device;
 
-/// Copies go through pinned memory on a stream of their own, so that neither the host nor the computation waits
-/// for them. The thread also takes the copy into pinned memory, some milliseconds for a batch of images, off the
-/// training thread.
+/// An epoch whose batches are copied to the GPU ahead of the loop. Copies go through pinned memory on a separate
+/// stream, so that neither the host nor the computation waits for them. The copy into pinned memory, which takes some
+/// milliseconds for a batch of images, is made on the reading thread, too.
 pub(super) struct StagedEpoch<T> {
     /// `None` once the epoch has ended.
     batches: Option<Receiver<Result<Copied<T>>>>,
@@ -26,23 +26,23 @@ pub(super) struct StagedEpoch<T> {
     remaining: Option<usize>,
 }
 
-/// A batch that is being copied, and the event behind its copy in the stream.
+/// A batch that is being copied, and the event that marks the end of its copy in the stream.
 type Copied<T> = (Batch<T>, Option<StreamEvent>);
 
 impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {
-    /// Begins an epoch in the thread that reads it, since not every epoch may change threads, and returns when
-    /// it has begun.
+    /// Starts a thread that begins and reads the epoch, since not every epoch can be moved between threads. Returns
+    /// when the epoch has begun.
     pub(super) fn new(begin: impl FnOnce() -> Epoch<T> + Send + 'static, device: Device) -> Self {
         // No capacity: the thread holds the next batch until the loop takes it, and reads no further.
         let (sender, receiver) = sync_channel(0);
         let (begun, remaining) = sync_channel(1);
-        // This thread's queued work may include the copy of the data set itself.
+        // Work queued by this thread may include the copy of the data set itself.
         let given = StreamEvent::record(device);
         let thread = thread::Builder::new().name("brigade-copies".to_owned()).spawn(move || {
             match given.and_then(|given| SideStream::enter(device, given.as_ref())) {
                 Ok(stream) => {
                     let mut epoch = begin();
-                    // Dropped before the epoch, whose data set the stream's kernels read: it waits for them.
+                    // Dropped before the epoch, whose data set the stream's kernels read: dropping it waits for them.
                     let _stream = stream;
                     let _ = begun.send(epoch.remaining());
                     copy(&mut epoch, device, &sender);
@@ -96,7 +96,7 @@ impl<T: TensorTree<Owned = T>> StagedEpoch<T> {
 
 impl<T> Drop for StagedEpoch<T> {
     fn drop(&mut self) {
-        // A loop that ends early leaves a panic of the reading thread unseen, as it leaves batches unread.
+        // A loop that ends early ignores a panic of the reading thread, as it ignores unread batches.
         let _ = self.end();
     }
 }

@@ -14,7 +14,7 @@ use super::PreparedModel;
 struct Request {
     /// The method with its arguments.
     call: String,
-    /// The names of what would be trained.
+    /// Names of the parameters that would be trained.
     trained: Vec<String>,
     problem: Option<String>,
 }
@@ -83,7 +83,8 @@ impl<M> PreparedModel<M> {
         self.train_those(&parameters, trained, "train_only".to_owned(), unknown)
     }
 
-    /// Trains those of `parameters`, all of the model's, for which `trained` is true. `problem` is why this rank cannot.
+    /// Trains the parameters for which `trained` is `true`, and freezes the others. `parameters` are all of the
+    /// model's; `problem` is the reason why this rank cannot do so.
     #[track_caller]
     fn train_those(
         &mut self,
@@ -130,7 +131,7 @@ impl<M> PreparedModel<M> {
         Ok(())
     }
 
-    /// The same outcome on all ranks.
+    /// Compares the requests of all ranks, and returns the same outcome on each.
     #[track_caller]
     fn agree(&self, request: Request) -> Result<()> {
         let all = match self.context.job.group() {

@@ -13,7 +13,7 @@ use crate::processes::Processes;
 use crate::sharding::{Layout, ShardedModel, ShardedModels, Writers};
 
 impl ModelContext {
-    /// Spreads a model with rank 0's values over the ranks, and lets the optimizers that were prepared before step its
+    /// Shards a model with rank 0's values over the ranks, and makes optimizers that were prepared before step its
     /// shards. All ranks take part.
     pub(super) fn shard<M>(
         &self,
@@ -68,7 +68,7 @@ impl<M> PreparedModel<M> {
         Ok(output)
     }
 
-    /// Replaces the buffers by rank 0's, where they may differ.
+    /// Replaces the buffers by rank 0's, if they may differ.
     pub(super) fn send_buffers(&self) -> Result<()> {
         if self.inner.buffers_differ.swap(false, Ordering::Relaxed)
             && let Some(group) = self.context.job.group()
@@ -121,7 +121,7 @@ impl<M> PreparedModel<M> {
     }
 }
 
-/// Returns the planned memory of a model, and the smallest change that needs less of the device.
+/// Returns the planned memory of a model, and the smallest change that reduces the memory on the device.
 fn memory_plan<M>(model: &Model<M>, plan: &ShardingPlan) -> Result<MemoryPlan> {
     let workload = Workload { states: 2, ..Workload::default() };
     let (sharding, bytes) = (plan.sharding(), plan.memory(workload).total());

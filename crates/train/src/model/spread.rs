@@ -21,20 +21,20 @@ pub(crate) struct Spread<'a, M> {
     /// Parts by all names of the parameters.
     parts: HashMap<String, Part>,
     region: TensorRegion,
-    /// All ranks that have something of it.
+    /// All ranks that have a part of the model.
     everyone: Processes,
 }
 
-/// A tensor of a state dictionary: what this rank has of it.
+/// A tensor of a state dictionary, as this rank has it.
 struct Saved {
     own: Tensor,
     part: Option<Part>,
 }
 
 impl<M> PreparedModel<M> {
-    /// Returns the model as one of which ranks have parts; `None` where every rank has all of it.
+    /// Returns the model as one that is divided among ranks. `None` if every rank has the whole model.
     pub(crate) fn spread(&self) -> Option<Spread<'_, M>> {
-        // Must be called on the value: every `Arc` of a `Stateful` is `Checkpointed`, without parts.
+        // Must be called on the value: every `Arc` of a `Stateful` is `Checkpointed` as well, but without parts.
         let parts = Checkpointed::parts(&*self.inner);
         if self.sharded.is_none() && parts.is_empty() {
             return None;
@@ -42,7 +42,7 @@ impl<M> PreparedModel<M> {
         Some(self.spread_or_whole())
     }
 
-    /// Returns the model as one of which ranks may have parts.
+    /// Returns the model as one that may be divided among ranks.
     pub(super) fn spread_or_whole(&self) -> Spread<'_, M> {
         Spread {
             model: &self.model,
@@ -54,7 +54,7 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    /// Returns the edges of the layers that ranks divide.
+    /// Returns the tensor region with which ranks divide layers.
     pub(crate) fn region(&self) -> TensorRegion {
         let tensor = self.context.tensor.as_ref();
         tensor.map_or_else(TensorRegion::default, |it| TensorRegion::new(it.group().clone()))
@@ -62,7 +62,8 @@ impl<M> PreparedModel<M> {
 }
 
 impl<M> Spread<'_, M> {
-    /// Writes whole weights from rank 0, in the types of what optimizers step. Beside its own a rank has one tensor in memory.
+    /// Writes whole weights from rank 0, in the types of the tensors that optimizers step. At most one whole tensor is
+    /// in a rank's memory in addition to its own.
     pub(crate) fn save_weights(
         &self,
         state: &[(String, Tensor)],
@@ -93,8 +94,8 @@ impl<M> Spread<'_, M> {
         finished.map(drop)
     }
 
-    /// Reads weights on rank 0, and sends each rank what it has of them. Returns the report, on rank 0. Beside its own a rank
-    /// has one tensor in memory.
+    /// Reads weights on rank 0, and sends each rank its part. Returns the report on rank 0. At most one whole tensor is
+    /// in a rank's memory in addition to its own.
     pub(crate) fn load_weights(
         &self,
         path: &Path,
@@ -106,7 +107,7 @@ impl<M> Spread<'_, M> {
             reader.verify()?;
             Ok(reader)
         })?;
-        // A second look, since the names of the first borrow the reader.
+        // Looked up again, since the names of the first lookup borrow the reader.
         let (matched, report) = match &reader {
             Some(reader) => {
                 self.model.matched(reader).map(|(values, report)| (values, Some(report)))?
@@ -124,8 +125,8 @@ impl<M> Spread<'_, M> {
         Ok(report)
     }
 
-    /// Replaces parameters and buffers by what rank 0 has of them, one tensor at a time. `read` puts the whole values of one of
-    /// the model's tensors into another, on the CPU; it is called on rank 0 alone, until its first error.
+    /// Replaces parameters and buffers by rank 0's, one tensor at a time. `read` writes the whole values of one of the
+    /// model's tensors into another one on the CPU; it is called on rank 0 alone, until its first error.
     pub(crate) fn take_values(
         &self,
         mut read: impl FnMut(&Tensor, &Tensor) -> Result<()>,
@@ -133,7 +134,7 @@ impl<M> Spread<'_, M> {
         let processes = &self.everyone;
         let mut outcome = Ok(());
         let mut receive = |tensor: &Tensor, values: &Tensor| {
-            // An error leaves the other ranks with their part in what follows.
+            // After an error, the other ranks still wait for this one in the calls that follow.
             if processes.is_main_process() && outcome.is_ok() {
                 outcome = tch::no_grad(|| read(tensor, values));
             }
@@ -167,7 +168,7 @@ impl<M> Spread<'_, M> {
         processes.on_main_process(|| outcome).map(drop)
     }
 
-    /// Returns a tensor of the state dictionary whole. All ranks take part.
+    /// Returns a whole tensor of the state dictionary. All ranks take part.
     pub(crate) fn whole_value(&self, name: &str, tensor: &Tensor) -> Result<Tensor> {
         self.whole(&self.saved(name, tensor))
     }
@@ -177,7 +178,7 @@ impl<M> Spread<'_, M> {
         self.saved(name, tensor).info()
     }
 
-    /// Replaces this rank's part of a tensor of the state dictionary by its part of the whole. See [`Spread::changed`].
+    /// Writes this rank's part of a whole tensor into a tensor of the state dictionary. See [`Spread::changed`].
     pub(super) fn put(&self, name: &str, tensor: &Tensor, whole: &Tensor) -> Result<()> {
         let Saved { own, part } = self.saved(name, tensor);
         let values = match &part {
@@ -192,7 +193,7 @@ impl<M> Spread<'_, M> {
         self.sharded.map_or(Ok(()), |sharded| sharded.sharder().shards_changed())
     }
 
-    /// Reads what this rank has of open weights.
+    /// Reads this rank's parts from open weights.
     pub(super) fn read_own(&self, weights: &WeightsReader) -> Result<LoadReport> {
         let (matched, report) = self.model.matched(weights)?;
         let named: HashMap<TensorId, String> = self

@@ -22,8 +22,8 @@ struct Owned {
 }
 
 impl<M> PreparedModel<M> {
-    /// Writes the weights of all stages from rank 0, which has one tensor of another stage in memory beside its own. All ranks
-    /// take part.
+    /// Writes the weights of all stages from rank 0, which has at most one tensor of another stage in memory at a time.
+    /// All ranks take part.
     pub(super) fn save_stages(
         &self,
         pipeline: &PipelineRanks,
@@ -38,7 +38,7 @@ impl<M> PreparedModel<M> {
         let mut outcome = Ok(());
         for place in to.order(&infos)? {
             let found = on_first_rank(&spread, pipeline, state, &tensors[place])?;
-            // After an error the other ranks still send what follows.
+            // After an error the other ranks still send the remaining tensors.
             if let (Some(writer), Some(tensor), Ok(())) = (&mut writer, found, &outcome) {
                 outcome = writer.write(&tensor);
             }
@@ -68,7 +68,7 @@ impl<M> PreparedModel<M> {
         outcome
     }
 
-    /// Replaces what each rank has by its part of rank 0's `state`. All ranks take part.
+    /// Replaces this rank's tensors by its parts of rank 0's `state`. All ranks take part.
     pub(crate) fn take_state_of_stages(
         &self,
         pipeline: &PipelineRanks,
@@ -87,7 +87,7 @@ impl<M> PreparedModel<M> {
         let (spread, own) = (self.spread_or_whole(), self.model.state_dict());
         let mut outcome = Ok(());
         everyone.broadcast_values(value, &mut |name, whole| {
-            // An error leaves the other ranks with their part in what follows.
+            // After an error, the other ranks still wait for this one in the calls that follow.
             if let (Some(tensor), Ok(())) = (own.get(name), &outcome) {
                 outcome = spread.put(name, tensor, &whole);
             }
@@ -97,7 +97,7 @@ impl<M> PreparedModel<M> {
         spread.changed()
     }
 
-    /// Reads what each rank has of a model's weights, on every rank by itself. Nothing is changed where one of them has an
+    /// Reads the weights of this rank's stages, on every rank by itself. Nothing is changed if one of the ranks has an
     /// error before.
     pub(super) fn load_stages(
         &mut self,
@@ -129,7 +129,8 @@ impl<M> PreparedModel<M> {
     }
 }
 
-/// Returns what the ranks of this pipeline have, once: a tied parameter is of the first. All ranks take part.
+/// Returns the tensors of all ranks of this pipeline, each once: a tied parameter belongs to the first rank that has
+/// it. All ranks take part.
 fn owned<M>(
     spread: &Spread<'_, M>,
     pipeline: &PipelineRanks,
@@ -147,7 +148,7 @@ fn owned<M>(
             }
         }
     }
-    // The order of the whole model, also where a rank has several stages.
+    // The order of the whole model, also if a rank has several stages.
     let order = pipeline.tensor_order();
     tensors.sort_by_key(|it: &Owned| order.get(&it.name).copied());
     Ok(tensors)
@@ -162,7 +163,7 @@ fn on_first_rank<M>(
 ) -> Result<Option<Tensor>> {
     let mut whole = None;
     if pipeline.group().rank() == *owner {
-        // All ranks of the stage gather, since they have its parts.
+        // All ranks of the stage gather, since each has a part.
         let own = state.iter().find(|(known, _)| known == name);
         whole = own.map(|(name, tensor)| spread.whole_value(name, tensor)).transpose()?;
     }

@@ -11,7 +11,7 @@ use crate::processes::Processes;
 use crate::weights_file::WeightsTarget;
 
 impl<M> PreparedModel<M> {
-    /// Writes the model's weights from rank 0, for which the others wait. Files with an index contain tied weights
+    /// Writes the model's weights from rank 0; the other ranks wait for it. Files with an index contain tied weights
     /// once.
     pub(crate) fn save_weights(&self, processes: &Processes, to: &WeightsTarget) -> Result<()> {
         let mut state: Vec<(String, Tensor)> = self.model.state_dict().into_iter().collect();
@@ -38,8 +38,8 @@ impl<M> PreparedModel<M> {
         processes.on_main_process(write).map(drop)
     }
 
-    /// Reads the model's weights on rank 0, of the state dictionary at `key` if there is one, and sends them to
-    /// the others. Returns a remark about names where one is due.
+    /// Reads the model's weights on rank 0, from the state dictionary at `key` if there is one, and sends them to the
+    /// others. Returns the remark of the report on names, if it has one.
     pub(crate) fn load_weights(
         &mut self,
         processes: &Processes,

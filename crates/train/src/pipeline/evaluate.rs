@@ -9,7 +9,7 @@ use super::run::Step;
 use super::wire::{kind_of, number_of};
 
 impl<M, T: TensorTree> Step<'_, M, T> {
-    /// Runs all stages of all micro-batches, and returns what the last stage's closure has returned, on every rank.
+    /// Runs all stages for all micro-batches, and returns the results of the last stage's closure on every rank.
     pub(super) fn evaluate<V: TensorTree>(
         mut self,
         mut value: impl FnMut(&T) -> Result<V>,
@@ -18,8 +18,8 @@ impl<M, T: TensorTree> Step<'_, M, T> {
         let ranks = self.stages.stage_ranks();
         let rank = self.stages.rank();
         let mut values = Vec::with_capacity(micros);
-        // In one order on all ranks, in which a pass comes after the one that its input is of, so that nothing waits in a
-        // circle.
+        // The order is the same on all ranks, and each pass comes after the pass that computes its input, so there is
+        // no deadlock.
         for time in 0..stages + micros - 1 {
             for stage in (0..stages).filter(|stage| (stage..&(stage + micros)).contains(&&time)) {
                 let micro = time - stage;
@@ -55,7 +55,7 @@ impl<M, T: TensorTree> Step<'_, M, T> {
 /// Structure, shapes and kinds of a tree, which another rank needs to receive it.
 type Form = (TreeSpec, Vec<(Vec<i64>, i64)>);
 
-/// Returns a tree that the root has, on all ranks.
+/// Broadcasts the root's tree to all ranks.
 fn share<V: TensorTree>(
     group: &ProcessGroup,
     own: Option<&V>,

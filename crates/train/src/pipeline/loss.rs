@@ -67,7 +67,8 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// Notes a micro-batch's loss, and returns what its gradient begins with. `rows` are those of the micro-batch, of `all`.
+    /// Adds a micro-batch's loss, and returns the initial gradient of its backward. `rows` is the number of its rows,
+    /// `all` that of the batch.
     pub(super) fn add(
         &mut self,
         loss: impl PipelineLoss,
@@ -92,7 +93,7 @@ impl Losses {
         let divisor = match self.divisor {
             Some(divisor) => divisor,
             None => {
-                // Gradients have about their magnitude before they are corrected, which fp16 needs.
+                // Gradients have approximately their final magnitude before they are corrected, which fp16 needs.
                 let first = weight.f_double_value(&[])?;
                 let divisor = if first >= 1.0 { first } else { 1.0 } * micro_batches as f64;
                 self.divisor = Some(divisor);
@@ -103,7 +104,8 @@ impl Losses {
         Ok((loss, 1.0 / divisor))
     }
 
-    /// Returns the mean, the weight of all, and what gradients are multiplied by, which are right if that is 1.
+    /// Returns the mean loss, the total weight, and the factor by which gradients are to be multiplied, 1 if they are
+    /// correct already.
     pub(super) fn total(&self) -> Result<[f64; 3]> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for (value, of_micro) in &self.sums {

@@ -31,13 +31,13 @@ pub(crate) struct PipelineRanks {
 /// A model of which this rank has some stages.
 #[derive(Debug)]
 pub(crate) struct StageModel {
-    /// Parameters that a rank before this one has as well, and counts.
+    /// Parameters that an earlier rank has as well, and counts.
     counted_before: HashSet<TensorId>,
     /// The names of the whole model's state dictionary, in its order.
     order: Vec<String>,
 }
 
-/// Whole tensors on their way to the first rank.
+/// Tag of messages with whole tensors for the first rank.
 const TAG_WHOLE: u16 = 4;
 
 impl PipelineRanks {
@@ -68,18 +68,19 @@ impl PipelineRanks {
         &self.mesh
     }
 
-    /// Returns what models are built with.
+    /// Returns the context with which models are built.
     pub(crate) fn of_models(&self) -> PipelineParallel {
         self.pipeline.parallel()
     }
 
-    /// Checks a model that is prepared: that every rank of the pipeline has its stages of one model. All of them take part.
+    /// Checks when a model is prepared that every rank of the pipeline has stages of the same model. All of them take
+    /// part.
     pub(crate) fn check<M>(&self, model: &Model<M>) -> Result<()> {
         let own = self.pipeline.stages_of(model).map(|stages| {
             let names = (0..stages.stages()).map(|stage| stages.parameters_of(stage).to_vec());
             names.collect::<Vec<_>>()
         });
-        // Ranks that have an error take part, so that no rank waits for one that has gone.
+        // Ranks with an error take part, so that no rank waits for one that has ended.
         let all: Vec<Option<Vec<Vec<String>>>> =
             self.group().all_gather_object(&own.as_ref().ok().cloned())?;
         if let Err(error) = own {
@@ -98,9 +99,9 @@ impl PipelineRanks {
         )))
     }
 
-    /// Sets parameters that several ranks have to the values of the first of these ranks, and notes which parameters
-    /// this rank counts. `stepped` are what optimizers step: the parameters, or their shards. All ranks of the pipeline
-    /// take part.
+    /// Sets parameters that several ranks have to the values of the first of these ranks, and records which parameters
+    /// this rank counts. `stepped` are the tensors that optimizers step: the parameters, or their shards. All ranks of
+    /// the pipeline take part.
     pub(crate) fn add<M>(
         &self,
         model: &Model<M>,
@@ -132,20 +133,20 @@ impl PipelineRanks {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns the places of all stages' tensors in the state dictionaries of the whole models.
+    /// Returns the positions of all stages' tensors in the state dictionaries of the whole models.
     pub(crate) fn tensor_order(&self) -> HashMap<String, usize> {
         let models = self.models();
         let names = models.iter().flat_map(|model| model.order.iter().cloned());
         names.zip(0..).collect()
     }
 
-    /// Returns `true` if a rank before this one counts a parameter.
+    /// Returns `true` if an earlier rank counts a parameter.
     pub(crate) fn is_counted_before(&self, parameter: &Tensor) -> bool {
         self.models().iter().any(|model| model.counted_before.contains(&TensorId::of(parameter)))
     }
 
-    /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added, and `window` has the
-    /// weight of the batches before this one in a window of accumulation, and after it that of this one as well.
+    /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added. `window` is
+    /// the weight of the previous batches of an accumulation window; the step adds this batch's.
     pub(crate) fn forward_backward<M, B, L>(
         &self,
         (model, stepped): (&Model<M>, &Stepped<'_>),
@@ -171,7 +172,7 @@ impl PipelineRanks {
             }
             let before = window.replace(window.get() + all);
             let whole = window.get();
-            // A mean over the window so far. Gradients are averaged over the ranks afterwards.
+            // Mean over the window so far. Gradients are averaged over the ranks afterwards.
             Ok(match whole {
                 0.0 => Shares { own: 0.0, earlier: 1.0 },
                 _ => Shares { own: weight * ranks as f64 / whole, earlier: before / whole },
@@ -196,8 +197,8 @@ impl PipelineRanks {
         parameters.iter().zip(&found).try_for_each(|(it, found)| set_gradient(&it.tensor, found))
     }
 
-    /// Sends a tensor from a rank of the pipeline to the first, which returns it; `None` on the others. All ranks of the pipeline
-    /// take part, and `own` is given by the one that has it.
+    /// Sends a tensor from the rank of the pipeline that passes `own` to the first rank, which returns it; the others
+    /// return `None`. All ranks of the pipeline take part.
     pub(crate) fn to_first(
         &self,
         owner: usize,
@@ -226,7 +227,7 @@ impl PipelineRanks {
         Ok(Some(tensor))
     }
 
-    /// Fails for what does not work with a pipeline.
+    /// Fails for an operation that is not supported with a pipeline.
     pub(crate) fn refuse(&self, what: &str, instead: &str) -> Error {
         Error::invalid_argument(format!(
             "{what} does not work where ranks have stages of models (mesh {}): {instead}",
@@ -235,8 +236,7 @@ impl PipelineRanks {
     }
 }
 
-/// Default number of micro-batches for each rank of a pipeline, with which 1F1B is idle for a quarter of its time at
-/// most.
+/// Default number of micro-batches per rank of a pipeline. With it 1F1B is idle for at most a quarter of its time.
 const MICRO_BATCHES_OF_RANK: usize = 4;
 
 impl fmt::Debug for PipelineRanks {

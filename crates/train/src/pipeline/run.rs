@@ -13,10 +13,10 @@ use super::wire::{MicroForm, Wire};
 use super::{Pipeline, form_of};
 use crate::error::TrainError;
 
-/// A stage and a micro-batch.
+/// Indices of a stage and of a micro-batch.
 type Pass = (usize, usize);
 
-/// A step that runs.
+/// A running step.
 pub(super) struct Step<'a, M, T> {
     pub(super) pipeline: &'a Pipeline,
     model: &'a Model<M>,
@@ -27,7 +27,7 @@ pub(super) struct Step<'a, M, T> {
     rows: usize,
     factor: f64,
     pub(super) wire: Wire<'a>,
-    /// Outputs for this rank's own next stage, and gradients for its stage before.
+    /// Outputs for the next stage if it is on this rank, and gradients for the previous stage.
     outputs: HashMap<Pass, Tensor>,
     gradients: HashMap<Pass, Tensor>,
     held: HashMap<Pass, Held>,
@@ -39,13 +39,13 @@ pub(super) struct Step<'a, M, T> {
 
 /// Values that a forward pass keeps for its backward.
 struct Held {
-    /// `None` for the first stage.
+    /// Input of the stage. `None` for the first stage.
     input: Option<Tensor>,
-    /// The output of the stage's last block, or a loss.
+    /// Output of the stage's last block, or a loss.
     output: Tensor,
-    /// Initial gradient of a loss; for an output its gradient, once it has been received.
+    /// Initial gradient: that of a loss, or the received gradient of an output.
     seed: Option<Tensor>,
-    /// Layers behind the last block, if their backward is separate.
+    /// Layers after the last block, if their backward is separate.
     head: Option<Head>,
 }
 
@@ -108,7 +108,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         let shares = Shares { own: total[2] * share.own, ..share };
         if let Some(sharder) = stepped.sharder {
             let reduced = || {
-                // Gradients that are not reduced yet are all of this step.
+                // Gradients that are not reduced yet all come from this step.
                 if shares.own != 1.0 {
                     sharder.scale_unreduced(&Tensor::from(shares.own))?;
                 }
@@ -133,8 +133,8 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
     ) -> Result<()> {
         let stage = action.stage;
         let Some(micro) = action.micro_batch else {
-            // Sharded parameters are whole from before the first action until after the last one, where gradients are
-            // reduced: the factor of those of sums is known then.
+            // Sharded parameters are whole from before the first action until after the last one, when gradients are
+            // reduced: the factor of losses that are sums is known then.
             return Ok(());
         };
         let pass = (stage, micro);
@@ -236,12 +236,12 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         Ok((input, output))
     }
 
-    /// Notes a micro-batch's loss, and returns it with what its gradient begins with.
+    /// Adds a micro-batch's loss, and returns it with its initial gradient.
     fn add_loss(&mut self, loss: impl PipelineLoss, micro: usize) -> Result<(Tensor, Tensor)> {
         let (rows, micros) = (self.micros[micro].rows()?, self.micros.len());
         let (mut loss, weight) = self.losses.add(loss, rows, self.rows, micros)?;
         if matches!(loss.f_kind()?, Kind::Half | Kind::BFloat16) {
-            // A scale of fp16 may not be finite in 16 bits.
+            // A scale of fp16 may be too large for a 16-bit float.
             loss = loss.f_to_kind(Kind::Float)?;
         }
         let seed = loss.f_detach()?.f_full_like(weight * self.factor)?;
@@ -258,7 +258,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         held.ok_or_else(|| missing(Action::new(ActionKind::Forward, stage, micro)))
     }
 
-    /// Returns the kept values of a pass, with its initial gradient.
+    /// Returns the values that a pass has kept, with its initial gradient.
     fn with_seed(&mut self, (stage, micro): Pass) -> Result<Held> {
         let mut held = self.held((stage, micro))?;
         if let Some(head) = held.head.take() {
@@ -281,7 +281,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         Ok(held)
     }
 
-    /// Keeps the gradient of a stage's input for the stage before.
+    /// Keeps the gradient of a stage's input for the previous stage.
     fn keep_gradient(&mut self, pass: Pass, input: Option<&Tensor>) -> Result<()> {
         let Some(input) = input else { return Ok(()) };
         let gradient = match gradient(input)? {
@@ -292,7 +292,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         Ok(())
     }
 
-    /// Passes a stage's output on to the next one, here or on another rank, if it has no gradient.
+    /// Passes a stage's output, without its graph, on to the next stage, on this rank or another one.
     pub(super) fn hand_on(&mut self, pass: Pass, hidden: Tensor, is_own: bool) -> Result<()> {
         if is_own {
             self.outputs.insert(pass, hidden);
@@ -316,7 +316,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         self.pipeline.table.peer(action).ok_or_else(|| missing(action))
     }
 
-    /// An error with the place at which it happened.
+    /// Returns an error with the action at which it happened.
     pub(super) fn named(&self, action: Action, source: Error) -> Error {
         if matches!(source.downcast_ref(), Some(TrainError::Pipeline { .. })) {
             return source;
@@ -334,7 +334,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
 }
 
 impl Held {
-    /// Adds gradients to those of leaves: of all of them where none is given.
+    /// Adds gradients to those of `leaves`, or of all leaves if none are given.
     fn backward(&self, leaves: &[&Tensor], retain_graph: bool) -> Result<()> {
         let Some(seed) = self.seed.as_ref().filter(|_| self.output.requires_grad()) else {
             return Ok(());
@@ -348,7 +348,7 @@ fn failure(rank: usize, action: String, source: Error) -> Error {
     TrainError::Pipeline { rank, action, source }.into()
 }
 
-/// A table has its actions in an order in which each finds what it needs.
+/// Returns an error for a schedule in which an action comes before one that it depends on.
 fn missing(action: Action) -> Error {
     brigade_torch::TorchError::Internal(format!("{action}: what it needs is not there")).into()
 }

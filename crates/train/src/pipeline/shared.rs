@@ -8,14 +8,14 @@ use tch::Tensor;
 
 use super::wire::Wire;
 
-/// The tensors in which the gradients of a step end: the parameters that are trained, or their shards.
+/// Tensors to which a step adds gradients: the trained parameters, or their shards.
 pub(crate) struct Stepped<'a> {
     pub(crate) tensors: Vec<NamedTensor>,
     /// Sharder of a sharded model.
     pub(crate) sharder: Option<&'a Sharder>,
 }
 
-/// Factors of the gradients of sums at the end of a step.
+/// Factors of gradients at the end of a step, for losses that are sums.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shares {
     /// Factor of the step's own gradients.
@@ -27,13 +27,13 @@ pub(crate) struct Shares {
 /// Returns the shares of a batch's weight.
 pub(crate) type ShareOf<'a> = &'a dyn Fn(f64) -> Result<Shares>;
 
-/// Gradients of earlier steps, put aside where those of this one are changed at its end.
+/// Gradients of earlier steps, set aside if those of this step are multiplied at its end.
 pub(super) struct Kept {
     earlier: HashMap<String, Tensor>,
 }
 
 impl Kept {
-    /// Puts aside the gradients of parameters that several ranks have; of all for losses that are sums.
+    /// Sets aside the gradients of parameters that several ranks have, or all gradients if losses are sums.
     pub(super) fn take(
         stepped: &Stepped<'_>,
         stages: &PipelineStages,
@@ -78,7 +78,7 @@ impl Kept {
                 None => own.tensor.f_detach()?.f_zeros_like()?,
             };
             let all = wire.exchange(&found, &shared.ranks)?;
-            // In the order of the ranks, so that all of them have the same bits.
+            // In the order of the ranks, so that all of them get the same bits.
             let Some(mut sum) = all.first().map(Tensor::f_zeros_like).transpose()? else {
                 continue;
             };

@@ -13,20 +13,19 @@ pub(super) type MicroForm = (Vec<(Vec<i64>, Kind)>, Kind);
 /// Shape and type of an activation.
 type Form = (Vec<i64>, Kind);
 
-/// Known shapes and types of the activations of stages: sent once for each form of micro-batches, and equal on both
-/// ends.
+/// Shapes and types of the activations of stages. Each is sent once per form of micro-batch, and both ends store it.
 #[derive(Debug, Default)]
 pub(super) struct Forms(Mutex<HashMap<(usize, MicroForm), Form>>);
 
-/// Numbers of a header: the type, the number of dimensions, and their sizes.
+/// Number of values in a header: the type, the number of dimensions, and their sizes.
 const HEADER: usize = 2 + MOST_DIMENSIONS;
 const MOST_DIMENSIONS: usize = 8;
 
-/// Sends to one rank that are not waited for yet. A rank does not run ahead of its peers by more, so that copies of what it
-/// has sent do not fill its memory.
+/// Maximum number of pending sends to one rank. It limits how far a rank runs ahead of its peers, so that the tensors
+/// being sent do not fill its memory.
 const MOST_SENDS: usize = 2;
 
-/// The types that can be sent, by the numbers that stand for them.
+/// Types that can be sent. The index is the number that is sent.
 const KINDS: [Kind; 10] = [
     Kind::Float,
     Kind::Double,
@@ -59,7 +58,7 @@ impl<'a> Wire<'a> {
         Self { group, forms, device, sends: HashMap::new(), receives: HashMap::new() }
     }
 
-    /// Sends a stage's output, preceded by its form unless the peer has it.
+    /// Sends a stage's output, preceded by its shape and type unless the peer has them.
     pub(super) fn send_activation(
         &mut self,
         stage: usize,
@@ -91,7 +90,7 @@ impl<'a> Wire<'a> {
         self.push(gradient, to, TAG_GRADIENT)
     }
 
-    /// Begins to receive the output of the stage before `action`'s.
+    /// Starts to receive the output of the stage before that of `action`.
     pub(super) fn receive_activation(
         &mut self,
         action: Action,
@@ -113,7 +112,7 @@ impl<'a> Wire<'a> {
         self.begin(action, &shape, kind, from, TAG_ACTIVATION)
     }
 
-    /// Begins to receive the gradient of a stage's output.
+    /// Starts to receive the gradient of a stage's output.
     pub(super) fn receive_gradient(
         &mut self,
         action: Action,
@@ -123,12 +122,12 @@ impl<'a> Wire<'a> {
         self.begin(action, &output.size(), output.f_kind()?, from, TAG_GRADIENT)
     }
 
-    /// Waits for the tensors that an action has started to receive. `None` if it has not.
+    /// Waits for the tensor that an action has started to receive. `None` if it has started none.
     pub(super) fn received(&mut self, action: Action) -> Result<Option<Tensor>> {
         self.receives.remove(&action).map(Work::wait).transpose()
     }
 
-    /// Exchanges a tensor of this rank for those of others, in their order.
+    /// Exchanges a tensor of this rank for those of other ranks, and returns them in their order.
     pub(super) fn exchange(&mut self, own: &Tensor, ranks: &[usize]) -> Result<Vec<Tensor>> {
         // Offloaded shards are in the host's memory.
         let own = &own.f_to_device(self.device)?;
@@ -150,7 +149,7 @@ impl<'a> Wire<'a> {
         Ok(in_order.collect())
     }
 
-    /// Waits for all that was sent.
+    /// Waits for all pending sends.
     pub(super) fn finish(self) -> Result<()> {
         let mut sends = self.sends.into_values().flatten();
         sends.try_for_each(|send| send.wait().map(drop))
@@ -180,7 +179,7 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// Returns the number of a type.
+/// Returns the number that is sent for a type.
 pub(super) fn number_of(kind: Kind) -> Result<i64> {
     let place = KINDS.iter().position(|known| *known == kind);
     let place = place.ok_or_else(|| {
@@ -189,7 +188,7 @@ pub(super) fn number_of(kind: Kind) -> Result<i64> {
     Ok(place as i64)
 }
 
-/// Returns the type of a number.
+/// Returns the type for a number that was received.
 pub(super) fn kind_of(number: i64) -> Option<Kind> {
     usize::try_from(number).ok().and_then(|place| KINDS.get(place)).copied()
 }

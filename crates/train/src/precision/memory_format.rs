@@ -11,14 +11,14 @@ struct Facts {
     /// `true` if a parameter has four dimensions, as the weight of a convolution.
     convolutions: bool,
     device: Device,
-    /// The type in which convolutions compute.
+    /// Type in which convolutions compute.
     kind: Kind,
     onednn: bool,
 }
 
 impl Facts {
-    /// Returns `true` if channels last is faster: oneDNN's and cuDNN's kernels for 16 bits take channels last, and
-    /// reorder other inputs. Neither has such kernels for float64, and in float32 cuDNN's are not faster.
+    /// Returns `true` if channels last is faster: oneDNN's and cuDNN's 16-bit kernels require channels last, and
+    /// reorder other inputs. Neither library has such kernels for float64, and in float32 cuDNN's are not faster.
     fn pays(&self) -> bool {
         let short = matches!(self.kind, Kind::Half | Kind::BFloat16);
         self.convolutions

@@ -96,19 +96,20 @@ struct ScalerInner {
     job: Option<Arc<Job>>,
     /// `true` while ranks may step unequally often, so that steps send no messages.
     alone: bool,
-    /// Parameters whose gradients have been divided since the last backward pass, and
-    /// whether a value among those divided with them was not finite.
+    /// Parameters whose gradients have been divided since the last backward pass, each with the result of the check for
+    /// non-finite values.
     unscaled: HashMap<TensorId, FoundInf>,
     /// `true` if an optimizer step since the last backward pass was skipped. `None` before the first.
     stepped: Option<bool>,
     skipped: bool,
-    /// The scale on a GPU.
+    /// Scale on a GPU.
     device: Option<DeviceScale>,
-    /// The iteration whose overflows `stepped` has, where a GPU finds them.
+    /// Iteration to which `stepped` belongs, if overflows are found on a GPU.
     settled: u64,
 }
 
-/// float16's smallest number: at such a scale no finite loss overflows, so the loss itself is infinite or NaN.
+/// Smallest positive number of float16: at such a scale no finite loss overflows, so the loss itself is infinite or
+/// NaN.
 const SMALLEST_SCALE: f64 = 1.0 / 16_777_216.0;
 
 impl GradScaler {
@@ -213,7 +214,7 @@ impl GradScaler {
                 return Ok(loss.f_to_kind(Kind::Float)?.f_mul(&scale.f_reshape([0i64; 0])?)?);
             }
         }
-        // The scale itself may not be finite in 16 bits.
+        // The scale itself may be too large for a 16-bit float.
         Ok(loss.f_to_kind(Kind::Float)?.f_mul_scalar(self.before_backward()?)?)
     }
 
@@ -293,12 +294,12 @@ impl GradScaler {
                 let borrowed: Vec<&Tensor> = gradients.iter().collect();
                 gradients::unscale(&borrowed, 1.0 / inner.state.scale)?
             };
-            // Gradients that were averaged agree by themselves; those of a model that was not prepared,
-            // or under LocalSGD, do not.
+            // Averaged gradients are equal on all ranks. Those of a model that was not prepared, or under LocalSGD, are
+            // not.
             if let Some(group) =
                 inner.job.as_ref().filter(|_| !inner.alone).and_then(|job| job.group())
             {
-                // The gradients may be in the host's memory, while the group's messages are not.
+                // The gradients may be in the host's memory, while the group sends from the device.
                 if let Some(job) = &inner.job {
                     found = found.f_to_device(job.device)?;
                 }
@@ -327,7 +328,7 @@ impl GradScaler {
         Ok(!found)
     }
 
-    /// The gradients of these parameters have been cleared. Before the step: there will be none.
+    /// Forgets that the gradients of these parameters were divided, since they have been cleared.
     pub(crate) fn forget(&self, parameters: &[&Tensor]) {
         let mut inner = self.inner.lock();
         if inner.stepped.is_none() && !inner.device.as_ref().is_some_and(|device| device.stepped) {
@@ -337,7 +338,7 @@ impl GradScaler {
         }
     }
 
-    /// Sends nothing until the guard is dropped: averaged gradients overflow on all ranks that step.
+    /// Sends no messages until the guard is dropped: averaged gradients overflow on all ranks that step.
     pub(crate) fn alone(&self) -> Alone<'_> {
         self.inner.lock().alone = true;
         Alone(self)
@@ -370,11 +371,11 @@ impl GradScaler {
     }
 }
 
-/// Result of the check for non-finite gradients at their division.
+/// Result of the check for non-finite gradients, made when they are divided.
 #[derive(Debug)]
 enum FoundInf {
     Known(bool),
-    /// A float32 `[1]`, not 0 where it was not.
+    /// A float32 tensor `[1]`, non-zero if a value was not finite.
     OnDevice(Tensor),
 }
 
@@ -394,7 +395,7 @@ fn mixed_gradients() -> Error {
     )
 }
 
-/// A scaler that sends nothing; it does again when this is dropped.
+/// Guard during which a scaler sends no messages.
 #[derive(Debug)]
 pub(crate) struct Alone<'a>(&'a GradScaler);
 
@@ -405,7 +406,7 @@ impl Drop for Alone<'_> {
 }
 
 impl GradScalerOptions {
-    /// The state after a step, by PyTorch's rule.
+    /// Returns the state after a step, by PyTorch's rule.
     fn moved(&self, state: GradScalerState, found_inf: bool) -> GradScalerState {
         if found_inf {
             let scale = state.scale * self.backoff_factor;
@@ -416,7 +417,7 @@ impl GradScalerOptions {
             return GradScalerState { growth_tracker, ..state };
         }
         let grown = state.scale * self.growth_factor;
-        // PyTorch keeps the scale in float32.
+        // PyTorch stores the scale in float32.
         let scale = if (grown as f32).is_finite() { grown } else { state.scale };
         GradScalerState { scale, growth_tracker: 0 }
     }
@@ -428,7 +429,7 @@ impl Stateful for GradScaler {
         Ok(Value::dict([
             ("scale", Value::Float(state.scale)),
             ("growth_tracker", Value::Int(state.growth_tracker.into())),
-            // PyTorch's state has these as well; a load keeps the program's.
+            // PyTorch's state has these fields as well. A load keeps the program's values.
             ("growth_factor", Value::Float(options.growth_factor)),
             ("backoff_factor", Value::Float(options.backoff_factor)),
             ("growth_interval", Value::Int(options.growth_interval.into())),

@@ -235,7 +235,7 @@ fn pad_to(tensor: &Tensor, dim: i64, length: i64, value: f64, first: bool) -> Re
     Ok(Tensor::f_cat(&parts, dim)?)
 }
 
-/// The tensors of a tree that can go in one operation: several, on one device.
+/// Returns the tensors of a tree if they can be sent in one operation: several, on one device.
 fn together<T: TensorTree>(values: &T) -> Option<Vec<Tensor>> {
     let mut tensors: Vec<Tensor> = Vec::new();
     values.visit(&mut |tensor| tensors.push(tensor.shallow_clone()));
@@ -243,7 +243,7 @@ fn together<T: TensorTree>(values: &T) -> Option<Vec<Tensor>> {
     (tensors.len() > 1 && tensors.iter().all(|it| it.device() == device)).then_some(tensors)
 }
 
-/// The tree with these tensors, in the order of its own.
+/// Returns the tree with its tensors replaced by these, in its own order.
 fn in_place_of<T: TensorTree>(values: &T, tensors: Vec<Tensor>) -> Result<T::Owned> {
     let mut tensors = tensors.into_iter();
     values.try_map(&mut |_| {

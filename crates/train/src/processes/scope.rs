@@ -137,7 +137,7 @@ impl Processes {
     }
 }
 
-/// The leader runs the body, then the others do.
+/// Runs the body on the leader, then on the other ranks.
 fn first<R, E: Into<Error>>(
     scope: &'static str,
     group: Option<&ProcessGroup>,
@@ -157,8 +157,8 @@ fn first<R, E: Into<Error>>(
     }
 }
 
-/// The leader (its number in the group, and in the job for messages) runs the body and notifies the others
-/// how it ended. A panic is reported as well, then resumed.
+/// Runs the body on the leader (given by its rank in the group, and in the job for messages), and notifies the others
+/// of the result. A panic is reported as well, then resumed.
 fn lead<R, E: Into<Error>>(
     scope: &'static str,
     group: Option<&ProcessGroup>,
@@ -183,7 +183,7 @@ fn lead<R, E: Into<Error>>(
         }
         Ok(Err(error)) => {
             let error = error.into();
-            // The body's error is what the caller needs, not that a peer could not be notified.
+            // Return the body's error, even if a peer could not be notified.
             let _ = group.broadcast_object(Some(&Some(error.to_string())), leader);
             Err(error)
         }

@@ -37,13 +37,13 @@ impl Processes {
     }
 }
 
-/// A rank's range, and how many elements it lacks to the longest.
+/// Returns a rank's range, and the number of elements by which it is shorter than the longest one.
 fn share(length: usize, rank: usize, ranks: usize) -> (Range<usize>, usize) {
     let (each, more) = (length / ranks, length % ranks);
     let start = rank * each + rank.min(more);
     let own = each + usize::from(rank < more);
     let longest = each + usize::from(more > 0);
-    // Nothing to repeat in an empty input.
+    // An empty input has no element to repeat.
     (start..start + own, if length == 0 { 0 } else { longest - own })
 }
 

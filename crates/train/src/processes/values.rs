@@ -44,7 +44,7 @@ impl Processes {
             return state.ok_or_else(missing)?.try_map(keep);
         };
         let mut own = Vec::new();
-        // On rank 0: the tree with the tensors' numbers, and their shapes and types.
+        // On rank 0: the tree with numbers in place of tensors, and their shapes and types.
         let described = self.on_main_process(|| {
             let mut infos: Vec<(Vec<i64>, _)> = Vec::new();
             let tree = state.ok_or_else(missing)?.try_map(&mut |place, tensor: Tensor| {
@@ -67,7 +67,7 @@ impl Processes {
         let tree = Value::<String>::from_json(&json).map_err(|reason| unknown(&reason))?;
         let mut own: Vec<Option<Tensor>> = own.into_iter().map(Some).collect();
         tree.try_map(&mut |place, number| {
-            // The text may have another order than the tree.
+            // The order of the text may differ from that of the tree.
             let number: usize = number.parse().map_err(|_| unknown("a tensor has no number"))?;
             let (size, dtype) = infos.get(number).ok_or_else(|| unknown("a tensor is missing"))?;
             let kind = kind_of(*dtype).ok_or_else(|| unknown("a tensor has no type"))?;

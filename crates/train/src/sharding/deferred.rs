@@ -11,8 +11,8 @@ use super::narrow_to;
 use crate::processes::Processes;
 
 impl ShardedModel {
-    /// Initializes the shards of a deferred model: each rank's rows of what rank 0 draws, one parameter at a time, and
-    /// each rank's rows of files. Does nothing for other models. All ranks take part.
+    /// Initializes the shards of a deferred model: each rank takes its rows of the values that rank 0 draws, one
+    /// parameter at a time, and its rows of files. Does nothing for other models. All ranks take part.
     pub(crate) fn set_deferred_values<M>(
         &self,
         model: &mut Model<M>,
@@ -33,7 +33,7 @@ impl ShardedModel {
             let parameter = places.get(&id).map(|&place| &parameters[place]);
             match (parameter, value) {
                 (Some(it), DeferredValue::Drawn(mut values)) => {
-                    // Rank 0 has other experts than some ranks.
+                    // Rank 0 has other experts than some of the ranks.
                     let group = if it.is_expert {
                         self.sharder().groups().experts.clone()
                     } else {
@@ -64,7 +64,7 @@ impl ShardedModel {
             Ok::<(), Error>(())
         })?;
         drop(parameters);
-        // Other ranks would wait for one that could not read its file.
+        // Without this, other ranks would wait for one that could not read its file.
         processes.agree("prepare of a deferred model", read)?;
         self.sharder().shards_changed()
     }

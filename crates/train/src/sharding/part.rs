@@ -9,14 +9,14 @@ use brigade_sharding::{Axis, Mesh, TensorPart};
 use brigade_torch::{ProcessGroup, Result};
 use tch::{Device, Tensor};
 
-/// Part of a tensor on this rank: rows, a part along tensor ranks, or rows of such a part.
+/// Part of a tensor on this rank: rows, a part along tensor ranks, or rows of a part along tensor ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     /// Shape of the tensor that is sharded by rows: the whole tensor, or a tensor rank's part of it.
     pub(crate) shape: Vec<u64>,
     /// Division of the whole tensor among tensor ranks.
     pub(crate) tensor: Option<TensorPart>,
-    /// This rank's place among those that share one copy.
+    /// This rank's index among those that share one copy.
     place: usize,
     writers: Arc<Writers>,
     /// Placements, one for each axis of the mesh.
@@ -26,11 +26,11 @@ pub(crate) struct Part {
 /// The rank that writes each part to checkpoints: replicas share the work.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Writers {
-    /// Ranks that share one copy by rows.
+    /// Number of ranks that share one copy by rows.
     places: usize,
-    /// Ranks that divide layers.
+    /// Number of ranks that divide layers.
     tensor_ranks: usize,
-    /// Ranks that write the parts of all tensor ranks, for each place.
+    /// Ranks that write the parts of all tensor ranks, for each index.
     ranks: Vec<usize>,
 }
 
@@ -83,7 +83,7 @@ impl Part {
         self.rows(&self.shape, self.place)
     }
 
-    /// Returns the rows that the first rank has, which has the most.
+    /// Returns the rows of the first rank, which has the most.
     pub(crate) fn first(&self) -> Region {
         self.rows(&self.shape, 0)
     }
@@ -95,17 +95,17 @@ impl Part {
         Region::whole(shape).chunk(0, self.writers.places as u64, place as u64)
     }
 
-    /// Returns the shape of what this rank has.
+    /// Returns the shape of this rank's part.
     pub(crate) fn own_shape(&self) -> Vec<u64> {
         self.own().shape
     }
 
-    /// Returns the boxes of the whole tensor that this rank has, each with its place in what this rank has.
+    /// Returns the boxes of the whole tensor that this rank has, each with its place in this rank's part.
     pub(crate) fn pieces(&self) -> Vec<(Region, Region)> {
         pieces(&self.own(), self.tensor.as_ref())
     }
 
-    /// Returns `true` if the same ranks have and write the parts of both.
+    /// Returns `true` if the same ranks have and write the parts of both tensors.
     pub(crate) fn is_spread_as(&self, other: &Self) -> bool {
         self.writers == other.writers
     }
@@ -140,7 +140,7 @@ impl Part {
         self.writers.ranks.get(slot).copied()
     }
 
-    /// Returns the whole tensor of which `own` is what this rank has, on the groups' device. All ranks take part.
+    /// Returns the whole tensor, gathered on the groups' device. `own` is this rank's part. All ranks take part.
     pub(crate) fn gather(
         &self,
         own: &Tensor,
@@ -153,7 +153,7 @@ impl Part {
         };
         match &self.tensor {
             Some(tensor) => {
-                // The group sends from its device, where an offloaded shard is not.
+                // The group sends from its device; an offloaded shard is elsewhere.
                 let device = region.group().map_or_else(|| part.device(), ProcessGroup::device);
                 region.whole(&part.f_to_device(device)?, tensor)
             }
@@ -161,7 +161,7 @@ impl Part {
         }
     }
 
-    /// Returns what this rank has of a whole tensor.
+    /// Returns this rank's part of a whole tensor.
     pub(crate) fn take(&self, whole: &Tensor) -> Result<Tensor> {
         match &self.tensor {
             Some(tensor) => narrow_to(&take_part(whole, tensor)?, self),
@@ -177,7 +177,8 @@ fn pieces(rows: &Region, tensor: Option<&TensorPart>) -> Vec<(Region, Region)> {
     }
 }
 
-/// Returns the tensor of which `shard` is this rank's rows, on the group's device. All ranks take part.
+/// Returns the tensor whose rows the ranks have, gathered on the group's device. `shard` are this rank's rows. All
+/// ranks take part.
 fn gather_rows(shard: &Tensor, part: &Part, group: &ProcessGroup) -> Result<Tensor> {
     let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
     let mut room = shape.clone();

@@ -84,7 +84,7 @@ pub struct LogOptions {
 }
 
 impl Default for LogOptions {
-    /// Text from INFO on, of rank 0, on standard error.
+    /// Returns options for text on standard error, of rank 0, from level INFO on.
     fn default() -> Self {
         Self { level: Level::INFO, all_ranks: false, json: false, file: None }
     }
@@ -120,7 +120,7 @@ impl LogLayer {
         })
     }
 
-    /// Makes it the subscriber of the process.
+    /// Installs the logger as the subscriber of the process.
     pub(crate) fn install(self) -> Result<()> {
         let subscriber = tracing_subscriber::registry().with(self);
         tracing::subscriber::set_global_default(subscriber).map_err(|_| {
@@ -196,7 +196,7 @@ impl Logger {
 
 impl<S: Subscriber> Layer<S> for LogLayer {
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
-        // tracing's order: ERROR is the least.
+        // tracing orders levels by verbosity: ERROR is the lowest.
         *metadata.level() <= self.level
     }
 
@@ -245,7 +245,7 @@ impl Line<'_> {
         if let Some(step) = self.step {
             let _ = write!(line, " step={step}");
         }
-        // One event, one line: else its second line has no rank.
+        // One line per event: a second line would have no rank.
         let _ = write!(line, " {}: {}", self.from, self.message.replace('\n', "\\n"));
         for (name, value) in self.others {
             let _ = write!(line, " {name}={value}");

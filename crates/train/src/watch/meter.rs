@@ -35,8 +35,8 @@ pub struct Meter {
     ranks: usize,
     device: Device,
     window: usize,
-    /// The end of each step with the samples and tokens that it has seen; the first is where counting
-    /// began.
+    /// End of each step, with the numbers of samples and tokens so far. The first entry is the start of the
+    /// measurement.
     ends: VecDeque<(Instant, u64, u64)>,
 }
 
@@ -105,7 +105,7 @@ impl Meter {
             counted.fold((0, 0), |(samples, tokens), it| (samples + it.1, tokens + it.2));
         let time = last.duration_since(first);
         let per_second = |count: u64| {
-            // A clock that has not moved makes no infinite rate.
+            // If the clock has not advanced, the rate would be infinite.
             let seconds = time.as_secs_f64().max(1e-9);
             count as f64 * self.ranks as f64 / seconds
         };
@@ -138,7 +138,7 @@ impl Meter {
             put("resident_mib", memory.resident as f64 / MIB);
             put("peak_mib", memory.peak as f64 / MIB);
         }
-        // Before the first tensor there the allocator refuses to answer.
+        // Before the first tensor on the device, the allocator returns an error.
         if let Ok(Some(memory)) = DeviceMemory::of(self.device) {
             put("gpu_allocated_mib", memory.allocated as f64 / MIB);
             put("gpu_peak_mib", memory.peak as f64 / MIB);
@@ -154,7 +154,7 @@ impl Meter {
         }
     }
 
-    /// Moves what was counted to now: only differences of times matter.
+    /// Shifts the recorded times to now: only differences of times matter.
     fn resume(&mut self, now: Instant) {
         let Some(last) = self.ends.back().map(|end| end.0) else { return };
         let away = now.duration_since(last);
@@ -202,7 +202,7 @@ mod tests {
         assert!((rates.tokens_per_second - 4.0 * 400.0 / 0.4).abs() < 1e-9);
         assert_eq!(rates.step, Duration::from_millis(200));
         assert_eq!(rates.slowest_step, Duration::from_millis(300));
-        // An evaluation of a minute in between is none of the steps' time.
+        // An evaluation of a minute in between does not count as time of the steps.
         meter.resume(at(61_400));
         meter.ended(at(61_600), 30, 300);
         let rates = meter.rates().unwrap();

@@ -59,7 +59,7 @@ enum Phase {
     Idle,
     WarmUp,
     Record,
-    /// The last step of a cycle.
+    /// Records the last step of a cycle, then saves.
     RecordAndSave,
 }
 
@@ -183,7 +183,7 @@ impl Profiler {
             (Phase::WarmUp, _) => State::WarmUp(Recording::start(self.recorded)?),
             (_, State::Record(recording)) => State::Record(recording),
             (_, before) => {
-                // A recording that was a warm-up ends here, for nothing.
+                // A recording that was a warm-up is discarded.
                 drop(before);
                 State::Record(Recording::start(self.recorded)?)
             }
@@ -213,7 +213,7 @@ impl Profiler {
             cycles => format!("trace_rank{}.{}.json", self.rank, cycles + 1),
         };
         let path = folder.join(name);
-        // libtorch reports no error when it cannot write, so an old file must not remain in its place.
+        // libtorch does not report an error if it cannot write, so an old file must not remain.
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(failed(&path, source).into());

@@ -38,7 +38,7 @@ impl<I: Iterator> Progress<I> {
     pub(crate) fn new(watch: &Arc<Watch>, items: impl IntoIterator<IntoIter = I>) -> Self {
         let iterator = items.into_iter();
         let length = iterator.size_hint().1.map(|length| length as u64);
-        // Other ranks hide the bar, too, and print no lines in its place.
+        // Other ranks hide the bar, too, and print no lines.
         let is_told = watch.launcher.is_some();
         let lines = watch.rank == 0 && watch.screen.is_hidden() && !is_told;
         // Hidden until it is complete: each change of a visible bar draws it.
@@ -94,7 +94,7 @@ impl<I> Progress<I> {
             position: self.bar.position(),
             length: self.bar.length(),
             rate: match self.bar.position() {
-                // The first item is counted when it is handed out: an instant after the start.
+                // The first item is counted as soon as it is returned, so it has no rate yet.
                 0 | 1 => 0.0,
                 _ if self.watch.launcher.is_some() && lately > 0.0 => lately,
                 _ => whole,
@@ -184,10 +184,10 @@ impl<I> Drop for Progress<I> {
         if let Some(launcher) = &self.watch.launcher {
             launcher.send(&ProgressReport { done: true, ..self.report(Instant::now()) });
         }
-        // Else a run of many epochs collects the bars of all of them.
+        // Otherwise the bars of all epochs stay in memory.
         self.watch.screen.remove(&self.bar);
     }
 }
 
-/// A person sees no more.
+/// Minimum interval between two reports.
 const BETWEEN_REPORTS: Duration = Duration::from_millis(200);

@@ -32,7 +32,7 @@ use crate::processes::Processes;
 pub struct Trackers {
     processes: Processes,
     state: Mutex<State>,
-    /// Step that was logged last, plus one. 0 before the first.
+    /// Number of the last logged step, plus one. 0 before the first.
     step: AtomicU64,
 }
 
@@ -168,7 +168,7 @@ impl Trackers {
         Ok(())
     }
 
-    /// Returns the step that was logged last.
+    /// Returns the number of the last logged step.
     pub(crate) fn step(&self) -> Option<u64> {
         self.step.load(Ordering::Relaxed).checked_sub(1)
     }
@@ -258,7 +258,7 @@ fn at(step: impl Into<Option<u64>>) -> Stamp {
     Stamp { step: step.into(), time: SystemTime::now() }
 }
 
-/// Calls all of them, even if one fails, and returns the first error.
+/// Calls `f` with all trackers, even if one fails, and returns the first error.
 fn each(
     trackers: &mut [Box<dyn Tracker>],
     mut call: impl FnMut(&mut dyn Tracker) -> brigade_track::Result<()>,

@@ -183,7 +183,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // After a panic the others do not come any more.
+        // After a panic the others no longer reach this.
         if !std::thread::panicking() {
             self.accelerator.processes().wait_for_everyone().unwrap();
         }

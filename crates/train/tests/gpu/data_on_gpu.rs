@@ -78,7 +78,7 @@ fn a_data_set_on_the_gpu_feeds_steps_that_do_not_wait() {
                 seen.push(batch);
             }
         }
-        // No step waits, and a reading thread does at the end of its epoch.
+        // No step waits; a reading thread waits at the end of its epoch.
         assert!(waits.len() <= 2 * threads, "{waits:?}");
         assert!(waits.iter().all(|it| it == fake::SIDE_STREAM), "{waits:?}");
         seen.into_iter().map(on_cpu).collect::<Vec<_>>()
@@ -97,7 +97,7 @@ fn a_data_set_on_the_gpu_feeds_steps_that_do_not_wait() {
 #[test]
 fn what_threads_compute_is_there_when_the_loop_uses_it() {
     let (device, _alone) = gpu();
-    // The copies are put off until something waits for them; until then the memory holds NaN.
+    // The copies are deferred until something waits for them; until then the memory holds NaN.
     let sent = |device: Device| {
         batches_from_fn(40, move |indices, _| {
             let values: Vec<f32> = indices.iter().map(|index| *index as f32).collect();
@@ -105,7 +105,7 @@ fn what_threads_compute_is_there_when_the_loop_uses_it() {
         })
     };
     let expected: Vec<f32> = (0..40).map(|index| index as f32).collect();
-    // Each is read as soon as it is there: a thread that ends waits for its stream.
+    // Each is read as soon as it is complete: a thread that ends waits for its stream.
     let values = |tensor: &Tensor| {
         Vec::<f32>::try_from(tensor.to_device(Device::Cpu).flatten(0, -1)).unwrap()
     };
@@ -120,7 +120,7 @@ fn what_threads_compute_is_there_when_the_loop_uses_it() {
     };
     for threads in [0, 1, 3] {
         let loader = DataLoader::new(sent(device)).batch_size(4).threads(threads);
-        // Without an Accelerator the CPU's tensors stay where they are.
+        // Without an Accelerator the CPU's tensors are not moved.
         let loader = loader.device(device);
         read(&mut loader.iter().map(|batch| batch.unwrap().into_data()), Device::Cpu);
         let accelerator = builder(device).build().unwrap();
@@ -135,7 +135,7 @@ fn what_threads_compute_is_there_when_the_loop_uses_it() {
     });
     let loader = StreamLoader::new(stream).batch_size(8).device(device);
     read(&mut loader.iter().map(|batch| batch.unwrap().into_data()), Device::Cpu);
-    // A loader that was not told computes on a stream that nothing waits for.
+    // Without the device, a loader computes on a stream that nothing waits for.
     let untold = DataLoader::new(sent(device)).batch_size(4).threads(1);
     let error = untold.iter().next().unwrap().unwrap_err().to_string();
     assert!(error.contains(&device.label()) && error.contains("DataLoader::device"), "{error}");
@@ -197,7 +197,7 @@ fn an_epoch_that_is_left_frees_its_memory_and_errors_arrive_in_their_place() {
         let data = pictures(64).to_device(device).unwrap().map(scaled);
         let loader = DataLoader::new(data).batch_size(4).threads(threads).overlap_epochs(true);
         let loader = accelerator.prepare(loader).unwrap();
-        // What the data set itself takes, and what a first epoch leaves behind.
+        // Memory of the data set itself, and memory that a first epoch leaves allocated.
         let whole = || {
             if fake::is_installed() { fake::memory(1).unwrap().allocated } else { 0 }
         };
@@ -241,7 +241,7 @@ fn a_run_goes_on_in_the_middle_of_an_epoch_of_data_on_the_gpu() {
     let (device, _alone) = gpu();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
-    // The seed is the first run's: that of the second is another.
+    // The seed is that of the first run; the second run's differs.
     let run = |seed: u64, resume: bool, place: bool| {
         let accelerator = builder(device).build().unwrap();
         let data = if place {
@@ -294,7 +294,7 @@ fn a_data_set_goes_to_the_gpu_where_there_is_room_and_stays_on_the_host_otherwis
             accelerator.processes().place_dataset_within(rows(64), share).unwrap_err().to_string();
         assert!(error.contains("a share of the free memory is 0 to 1"), "{error}");
     }
-    // A batch for which there is no memory says what for and how memory stands.
+    // The error for a batch without memory contains the operation and the state of memory.
     let wide = accelerator.processes().place_dataset_within(rows(6 << 20), 1.0).unwrap();
     assert_eq!(wide.device(), device);
     let loader = DataLoader::new(wide).batch_size(90_000).threads(1);
@@ -342,7 +342,7 @@ dist_test!(world = 2, dist_ranks_with_their_data_on_one_gpu_share_its_samples_ou
     let (device, _alone) = gpu();
     let builder = builder(device).backend(Backend::Gloo(Default::default()));
     let accelerator = builder.build().unwrap();
-    // One rank has room, the other not: batches are the same.
+    // One rank has enough memory, the other does not: batches are the same.
     let share = if accelerator.processes().process_index() == 0 { DATASET_SHARE } else { 0.0 };
     let data = accelerator.processes().place_dataset_within(pictures(24), share).unwrap();
     assert_eq!(data.device() == device, accelerator.processes().process_index() == 0);

@@ -163,7 +163,7 @@ fn an_accelerator_that_shares_changes_the_settings_of_gpus_that_it_names() {
         shared(|it| it.benchmark_kernels(false).deterministic(false)),
         math(true, false, false)
     );
-    // An Accelerator of the CPU leaves those of GPUs.
+    // An Accelerator on the CPU does not change the settings of GPUs.
     let _ = Accelerator::builder().cpu(true).tf32(false).quiet(true).build().unwrap();
     assert_eq!(GpuMath::current().unwrap(), math(true, false, false));
     before.apply();
@@ -248,7 +248,7 @@ impl Run {
                 accelerator.capture(|batch| one(batch, &model, &mut optimizer));
             assert_eq!(step.records(), Ok(()));
             for (index, batch) in batches.iter().enumerate() {
-                // The recording itself waits for what is under way.
+                // The recording itself waits for work in flight.
                 let loss = if index > 3 {
                     without_waiting(|| step.run(batch).unwrap())
                 } else {
@@ -412,7 +412,7 @@ fn language_models_are_recorded_and_their_labels_counted_on_the_device() {
         ..Gpt2Options::default()
     };
     let ids = Tensor::arange(24, (Kind::Int64, Device::Cpu)).remainder(20).view([3, 8]);
-    // Of other batches other numbers of labels count.
+    // Other batches have other numbers of labels.
     let batches: Vec<(Tensor, Tensor)> = (0..8)
         .map(|at| {
             let ids = (&ids + at).remainder(20);
@@ -616,7 +616,7 @@ fn after_a_recording_that_failed_random_numbers_and_memory_are_as_before() {
         reserved.push(DeviceMemory::of(device).unwrap().unwrap().reserved);
     }
     assert!(step.records().is_err());
-    // An epoch's batches are 2 MB: none may stay.
+    // An epoch's batches have 2 MB: none may stay allocated.
     assert!(reserved[5] <= reserved[1] + (4 << 20), "{reserved:?}");
 }
 
@@ -637,7 +637,7 @@ fn a_recording_that_is_dropped_leaves_the_others_what_they_use() {
     kept.records().unwrap();
     dropped.records().unwrap();
     drop(dropped);
-    // What has become free is overwritten.
+    // Freed memory is overwritten.
     let filled: Vec<Tensor> =
         (0..64).map(|_| Tensor::full([1 << 18], 7, (Kind::Float, device))).collect();
     let found = kept.run(&inputs).unwrap();
@@ -742,7 +742,7 @@ fn memory_that_does_not_suffice_halves_the_batch() {
         .unwrap();
     assert!(tried.len() > 1 && size * 32 <= 8 << 20, "{tried:?}");
     assert!(texts[0].contains("out of memory"), "{}", texts[0]);
-    // Within what is prepared the error says where, and how memory stands.
+    // Inside of prepared objects, the error contains the operation and the state of memory.
     let model =
         accelerator.prepare(Model::new(|p| Linear::new(p / "wide", 8, 8192)).unwrap()).unwrap();
     let inputs = Tensor::ones([512, 8], (Kind::Float, device));
@@ -798,7 +798,7 @@ impl Module<&Tensor> for Normed {
 
 dist_test!(world = 2, dist_ranks_share_a_gpu_over_gloo, |world| {
     let (device, _alone) = gpu();
-    // The second job of these processes meets in the store of the first.
+    // The second job of these processes connects through the store of the first.
     let shared = std::cell::RefCell::new(None::<Store>);
     let train = |device: Device| {
         let builder =

@@ -61,6 +61,6 @@ fn the_start_line_says_why_the_cpu_is_used() {
     let expected =
         format!("brigade: 1 process, cpu with 1 thread{device}, no mixed precision, contiguous");
     assert_eq!(start, expected, "{error}");
-    // libtorch's own warning about a missing driver would be a second voice.
+    // libtorch's own warning about a missing driver would be a second message.
     assert!(!error.contains("Warning"), "{error}");
 }

@@ -30,7 +30,7 @@ fn batch(size: usize) -> [i64; 1] {
     [size as i64 * (16 * MIB as i64) / 4]
 }
 
-// One rank is a process of its own as well, so that its limit is not another test's.
+// A single rank is also a separate process, so that its limit does not apply to another test.
 dist_test!(world = 1, dist_halves_until_it_fits, |_world: World| {
     let accelerator = accelerator();
     limit_memory(900 * MIB);
@@ -76,7 +76,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     let mut tried = Vec::new();
     let fits = accelerator.find_executable_batch_size(64, |size| -> Result<usize> {
         tried.push(size);
-        // Rank 0 has more, but takes one page only.
+        // Rank 0 allocates more, but touches only one page.
         let shape = if world.rank.as_usize() == 1 { batch(size) } else { [1024] };
         let _ = Tensor::f_zeros(shape, tch::kind::FLOAT_CPU)?;
         Ok(size)
@@ -98,7 +98,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
         accelerator.processes().wait_for_everyone()
     });
     assert!(failed.unwrap_err().to_string().contains("the data are gone"));
-    // The ranks are still together.
+    // The ranks are still in step.
     let sum = accelerator
         .processes()
         .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_torch::ReduceOp::Sum);
@@ -112,7 +112,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     let accelerator = build().unwrap();
     let before = accelerator.processes().group().unwrap();
     if world.rank.as_usize() == 1 {
-        // Each new process group takes threads, and so address space.
+        // Each new process group uses threads, and so address space.
         limit_memory(1400 * MIB);
     }
     let mut tried = Vec::new();
@@ -136,7 +136,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     let steps =
         accelerator.find_executable_batch_size(BatchSizes::new(512, |size| size / 4), attempt);
     assert_eq!((steps.unwrap(), tried), (3, vec![512, 128, 32]));
-    // What goes on is another group; the one before is closed, and says so.
+    // Training continues with another group; the earlier one is closed, and returns an error.
     assert!(before.barrier().is_err());
     let sum = accelerator
         .processes()
@@ -180,13 +180,13 @@ impl Module<&Tensor> for Hungry {
     }
 }
 
-// The rank that has memory waits in the gradients' reduction for the one that has not.
+// The rank with enough memory waits in the reduction of gradients for the one without.
 dist_test!(world = 2, dist_sharded_ranks_go_on_with_the_same_size, |world: World| {
     let builder = Accelerator::builder().cpu(true).quiet(true);
     let accelerator = builder.sharding(Sharding::zero3()).build().unwrap();
     let is_short = world.rank.as_usize() == 1;
     if is_short {
-        // Each new process group takes threads, and so address space.
+        // Each new process group uses threads, and so address space.
         limit_memory(1800 * MIB);
     }
     let mut tried = Vec::new();

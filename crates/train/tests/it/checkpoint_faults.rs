@@ -82,7 +82,7 @@ dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |
             fs::write(file, text.replacen("\"version\": 2", &version, 1)).unwrap();
         });
     }
-    // Each under its right checksum.
+    // Each with its correct checksum.
     for (name, expected, change) in [
         ("h", "leave a gap", (|weight| weight.shape[0] += 1) as fn(&mut TensorEntry)),
         ("i", "out of range", |weight| weight.chunks[0].offset[0] = u64::MAX),
@@ -122,7 +122,7 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
     accelerator.checkpoints().wait().unwrap();
     run.go(&accelerator, |_, batches| batches < 2);
     let before = run.weights();
-    // The hook comes when all was looked at and nothing was changed.
+    // The hook is called when everything has been validated and nothing changed.
     let cut = |name: &'static str| {
         let main = accelerator.is_main_process();
         accelerator.checkpoints().register_load_hook(move |path| {
@@ -319,7 +319,7 @@ dist_test!(
             let error = saved(&folder.join("file/checkpoint")).unwrap_err();
             assert!(error.to_string().contains("file"), "{error}");
 
-            // The next one works.
+            // The next save works.
             saved(&folder.join(format!("after-{background}"))).unwrap();
         }
     }
@@ -350,7 +350,7 @@ dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every
     let whole = fs::metadata(&shard).unwrap().len();
     for (bytes, expected, verified) in [
         (whole - 1, "it was written with", &[true, false][..]),
-        // Of the old size again, with a zero at its end: only the checksums know.
+        // The same size as before, with a zero at its end: only the checksums differ.
         (whole, "its checksum is", &[true]),
         (100, "it was written with", &[true, false]),
     ] {
@@ -399,7 +399,7 @@ fn a_checkpoint_is_loaded_where_no_thread_can_start() {
     let run = Run::new(&accelerator, 1);
     let path = accelerator.save_state(folder.path().join("saved")).unwrap();
     accelerator.checkpoints().wait().unwrap();
-    // Stacks that no address space has room for.
+    // Stacks that do not fit into any address space.
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "checkpoint_faults::child", "--include-ignored", "--nocapture"])
         .env("RUST_MIN_STACK", (1u64 << 50).to_string())

@@ -26,7 +26,7 @@ const LARGE: &str = "BRIGADE_TEST_KILL_LARGE";
 #[ignore = "is what the tests below start"]
 fn child() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
-    // It trains without end: it must not outlive a test that is killed itself.
+    // It trains without end: it must end even if the test is killed.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let project = ProjectConfiguration::new(&folder).total_limit(2);
     let accelerator =
@@ -34,7 +34,7 @@ fn child() {
     let mut run = Run::new(&accelerator, 1);
     run.epochs = u64::MAX;
     let large = std::env::var_os(LARGE).map(|_| {
-        // 25 MB, and files of 16 MB go past the cache.
+        // 25 MB in files of 16 MB, which bypass the cache.
         let model = Model::new(|path| Linear::new(path / "large", 2500, 2500)).unwrap();
         accelerator.prepare(model).unwrap()
     });
@@ -57,7 +57,7 @@ fn child() {
     run.go(&accelerator, |run, batches| {
         log.write_all(format!("{batches} {:016x}\n", run.loss).as_bytes()).unwrap();
         if let Some(weights) = &weights {
-            // A save whose bytes are not all of one moment is seen.
+            // A save with bytes of different moments would be detected.
             tch::no_grad(|| drop(weights.shallow_clone().fill_(batches as f64)));
         }
         accelerator.checkpoints().save_numbered().unwrap();
@@ -113,7 +113,7 @@ fn losses(folder: &Path, rank: usize) -> BTreeMap<usize, String> {
     let text = fs::read_to_string(folder.join(format!("losses_{rank}"))).unwrap_or_default();
     let mut losses = BTreeMap::new();
     for line in text.split_inclusive('\n').filter(|line| line.len() > 17 && line.ends_with('\n')) {
-        // The kill may have cut a line, and the next run's is behind it.
+        // The kill may have truncated a line; the next run's line follows.
         let Some((batch, loss)) = line.trim_end().split_once(' ') else { continue };
         let (Ok(batch), true) = (batch.parse::<usize>(), loss.len() == 16) else { continue };
         let known = losses.entry(batch).or_insert_with(|| loss.to_owned());
@@ -131,7 +131,7 @@ fn killed_at_random_instants(world: usize, large: bool, sharding: &str) {
     let kills = std::env::var("BRIGADE_KILLS").ok().and_then(|number| number.parse().ok());
     let kills: u64 = kills.unwrap_or(if large { 3 } else { 5 });
     let seed = brigade_test_needs::random().u64(..);
-    // In memory, where there is such a place: a disk that others use makes a save last seconds.
+    // In memory, if possible: on a disk that others use, a save may take seconds.
     let memory = || tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let folder = if large { tempfile::tempdir() } else { memory() }.unwrap();
     let mut variables =
@@ -150,12 +150,11 @@ fn killed_at_random_instants(world: usize, large: bool, sharding: &str) {
         for rank in ranks.ranks() {
             let mut out = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
             assert!(out.any(|line| line.contains("ready")), "kill {kill}");
-            // Open until the end: a rank that writes more must not fail by that.
+            // Kept open until the end: a rank that writes more must not fail because of it.
             outputs.push(out);
         }
         let mut random = brigade_sampling::stream(seed, &[kill]);
-        // At any instant from within the first batch on; or after a checkpoint, or inside one, however
-        // long the disk takes.
+        // At any time from the first batch on; or after a checkpoint, or within one, however long the disk takes.
         match kill % 3 {
             0 => std::thread::sleep(Duration::from_micros(random.random_range(0..400_000))),
             1 => {

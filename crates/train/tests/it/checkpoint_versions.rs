@@ -68,7 +68,7 @@ dist_test!(world = 2, seconds = 120, version_1_resumes_bit_for_bit, |_world| {
     let now = now.unwrap();
     assert_eq!(now.manifest().version, 2);
     assert!(now.verify().is_empty(), "{:?}", now.verify());
-    // What version 1 leaves to the headers is what version 2 says.
+    // Facts that version 1 leaves to the headers are in version 2 itself.
     assert_eq!(then.manifest().objects, now.manifest().objects);
     assert_eq!(files(then.folder()).unwrap(), files(now.folder()).unwrap());
     for name in files(then.folder()).unwrap().iter().filter(|name| name.as_str() != MANIFEST) {

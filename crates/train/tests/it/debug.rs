@@ -65,7 +65,7 @@ dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Resul
     let kind = if first { Kind::Float } else { Kind::Double };
     let outcome = accelerator.processes().gather(&numbers(&[2]).to_kind(kind));
     has(&text(outcome), &["float32 [2]", "float64 [2]"]);
-    // The same from two lines of the program: sums of different things, most likely.
+    // The same operation from two lines of the program: probably sums of different values.
     let outcome = match accelerator.processes().process_index() {
         0 => accelerator.processes().reduce(&numbers(&[2]), ReduceOp::Mean),
         _ => accelerator.processes().reduce(&numbers(&[1 + 1]), ReduceOp::Mean),
@@ -74,7 +74,7 @@ dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Resul
     let lines: Vec<&str> =
         text.match_indices("debug.rs:").map(|(at, _)| &text[at..at + 12]).collect();
     assert!(lines.len() == 2 && lines[0] != lines[1], "{text}");
-    // No rank has begun an operation: the group still works.
+    // No rank has started an operation: the group can still be used.
     assert!(accelerator.processes().check_trigger().is_ok());
     Ok(())
 });
@@ -94,7 +94,7 @@ dist_test!(world = 2, dist_a_rank_that_does_not_come, |_world: World| -> Result<
             ],
         );
         assert!(begun.elapsed() >= LIMIT);
-        // Rank 1 may go.
+        // Rank 1 may end.
         accelerator.processes().group().unwrap().store().set("done", b"1").unwrap();
     } else {
         accelerator

@@ -106,7 +106,7 @@ fn draws(world: &World) {
         let accelerator = builder().sharding(sharding.clone()).build().unwrap();
         let plain = expected();
         let after = rng_state(Device::Cpu).unwrap();
-        // Ranks draw other values, and rank 0's count.
+        // Ranks draw different values, and rank 0's are used.
         tch::manual_seed(5 + rank);
         let model = Model::deferred(Net::new).unwrap();
         assert!(model.parameters().iter().all(|it| !has_memory(&it.tensor)));
@@ -169,7 +169,7 @@ dist_test!(world = 3, each_rank_reads_its_rows_of_a_file, |world| {
             assert!(found.equal(&expected), "{name}");
         }
 
-        // A file that is cut after it was looked at fails on all ranks, on one of them with its own reason.
+        // If a file is truncated after its validation, all ranks fail, one of them with its own reason.
         let mut model = Model::deferred(Net::new).unwrap();
         model.load_weights(&file).unwrap();
         accelerator.processes().wait_for_everyone().unwrap();

@@ -136,7 +136,7 @@ fn ones_own_rule_and_schedules_resume_from_a_checkpoint() -> Result<()> {
     steps(&second, &mut resumed, 3..6)?;
     assert_eq!(values(&resumed.0), values(&through.0));
 
-    // Another rule does not take that state, and nothing changes.
+    // Another rule refuses that state, and nothing changes.
     let other = Accelerator::builder().sharing(&first).build()?;
     let model = Model::new(Line::new)?;
     let optimizer = Sgd::new(0.1).momentum(0.5).group(Group::matching("body")).build(&model)?;
@@ -312,7 +312,7 @@ fn contradicting_options_are_refused() -> Result<()> {
     assert!(text.contains("`keep_memory` contradicts `sharing`"), "{text}");
     let text = refused(Accelerator::builder().debug(true));
     assert!(text.contains("`debug` contradicts `sharing`"), "{text}");
-    // What the other has decided the same way is not in the way.
+    // A decision of the other rank that is the same does not interfere.
     assert!(Accelerator::builder().cpu(true).sharing(&first).build().is_ok());
     let error = Accelerator::builder().cpu(true).device(Device::Cuda(0)).build().unwrap_err();
     assert!(error.to_string().contains("contradict each other"), "{error}");

@@ -43,7 +43,7 @@ fn dist_a_shape_error_on_one_rank_ends_the_job_with_the_layers_name() {
         module_path!(),
         "::dist_a_shape_error_on_one_rank_ends_the_job_with_the_layers_name"
     );
-    // Rank 1 returns its error from `main`, as it were; rank 0 waits for its gradients.
+    // Rank 1 returns its error, as from `main`; rank 0 waits for its gradients.
     let report = match DistTest::new(name, 2).run(|world| train(&world)) {
         None => return,
         Some(result) => result.unwrap_err().to_string(),

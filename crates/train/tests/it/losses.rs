@@ -67,7 +67,7 @@ fn alone_it_is_seen_before_the_backward() {
         train(&accelerator, &model, &mut optimizer, 1.0).unwrap();
         let before = weights(model.inner());
         for value in [NAN, f64::INFINITY] {
-            // The hidden layer would make a number of an infinity.
+            // The hidden layer would turn an infinity into a finite number.
             let wrong = loss(&model, 1.0).unwrap() * value;
             assert_eq!(found(accelerator.backward(&wrong)), Some((0, Some(2), false)));
             let parameter = &model.inner().parameters()[0].tensor;
@@ -91,7 +91,7 @@ fn alone_it_is_seen_before_the_backward() {
 fn corrupted_weights_are_reported_as_such() {
     let accelerator = builder().build().unwrap();
     let (model, mut optimizer) = objects(&accelerator).unwrap();
-    // A finite loss whose gradient is none.
+    // A finite loss with a gradient that is not finite.
     let sound = (loss(&model, 1.0).unwrap() * 0.0).sqrt();
     accelerator.backward(&sound).unwrap();
     optimizer.step().unwrap();
@@ -147,7 +147,7 @@ dist_test!(world = 2, dist_every_rank_gets_the_same_error, |world: World| -> Res
         for (wrong, named) in [([1.0, NAN], Some(1)), ([NAN, 1.0], Some(0)), ([NAN, NAN], None)] {
             let outcome = train(&accelerator, &model, &mut optimizer, wrong[rank]);
             let outcome = found(outcome);
-            // Of several the first to say so, and the same one everywhere.
+            // Of several ranks, the first that reported it, and the same one on all ranks.
             let all = accelerator.processes().gather_object(outcome)?;
             assert_eq!(all[0], all[1]);
             let named = named.or_else(|| outcome.map(|(rank, ..)| rank)).unwrap();
@@ -157,7 +157,7 @@ dist_test!(world = 2, dist_every_rank_gets_the_same_error, |world: World| -> Res
             optimizer.zero_grad()?;
         }
         assert_eq!(weights(model.inner()), before);
-        // The batches can be left out.
+        // The batches can be skipped.
         train(&accelerator, &model, &mut optimizer, 0.7)?;
         assert!(!accelerator.optimizer_step_was_skipped());
         let (other, mut others) = objects(&accelerator)?;
@@ -205,7 +205,7 @@ dist_test!(world = 2, dist_a_batch_that_is_not_reduced_counts, |world: World| ->
             seen.push((holds, found));
         }
         let error = Some((1, Some(2), false));
-        // All learn of it with the next reduction.
+        // All ranks get the error with the next reduction.
         let first = if sync_each_batch { error } else { None };
         assert_eq!(seen, [(false, None), (false, None), (rank == 1, first), (false, error)]);
         assert_eq!(optimizer.steps()?, 1);
@@ -265,7 +265,7 @@ dist_test!(world = 2, dist_an_optimizer_that_is_not_prepared, |world: World| -> 
     let wrong = if world.rank.as_usize() == 1 { NAN } else { 1.0 };
     let first = loss(&model, wrong)?;
     assert_eq!(found(accelerator.backward(&first)), Some((1, None, false)));
-    // A model that is not prepared is each rank's own.
+    // A model that is not prepared concerns only its own rank.
     drop((first, model));
     let alone = Tensor::from(1f32).set_requires_grad(true);
     let outcome = accelerator.backward(&(&alone * wrong));
@@ -274,7 +274,7 @@ dist_test!(world = 2, dist_an_optimizer_that_is_not_prepared, |world: World| -> 
 });
 
 dist_test!(world = 2, dist_a_gradient_that_overflows_alone, |world: World| -> Result<()> {
-    // The loss is finite, its gradient is not: as on a rank whose program does not look at losses.
+    // The loss is finite, its gradient is not: as on a rank whose program does not check losses.
     let accelerator = builder().build()?;
     let (model, mut optimizer) = objects(&accelerator)?;
     train(&accelerator, &model, &mut optimizer, 0.5)?;
@@ -315,7 +315,7 @@ dist_test!(world = 2, dist_a_batch_is_left_out_under_every_hook, |world: World| 
         assert_eq!(found(outcome), Some((1, Some(4), false)));
         optimizer.zero_grad()?;
         assert_eq!(weights(model.inner()), before);
-        // What the hook keeps from step to step is sound again.
+        // The hook's state is finite again.
         for value in [0.5, 0.6] {
             train(&accelerator, &model, &mut optimizer, value)?;
         }
@@ -333,7 +333,7 @@ dist_test!(world = 2, dist_in_a_join, |world: World| -> Result<()> {
     let accelerator = builder().build()?;
     let (model, mut optimizer) = objects(&accelerator)?;
     let rank = world.rank.as_usize();
-    // Rank 0 has one batch. Rank 1 leaves a wrong one out and goes on: rank 0 shadows it to the end.
+    // Rank 0 has one batch. Rank 1 skips a bad one and continues: rank 0 shadows it to the end.
     let mine: &[f64] = if rank == 0 { &[0.5] } else { &[0.5, NAN, 0.7] };
     let mut left_out = 0;
     accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
@@ -383,7 +383,7 @@ dist_test!(world = 2, dist_in_a_join_of_several_models, |world: World| -> Result
         let accelerator = builder().sharing(&first).comm_hook(hook).build()?;
         let (a, mut of_a) = objects(&accelerator)?;
         let (b, mut of_b) = objects(&accelerator)?;
-        // Rank 0 has three batches. Rank 1 goes on when one of its own is left out for the second model.
+        // Rank 0 has three batches. Rank 1 continues when one of its own is skipped for the second model.
         let all = [0.5, 0.6, 0.7, 0.8, NAN, 0.9, 1.0];
         let mine = if world.rank.as_usize() == 0 { &all[..3] } else { &all[..] };
         accelerator.join_uneven_inputs(&(&a, &b), JoinInputs::default(), || {
@@ -398,8 +398,8 @@ dist_test!(world = 2, dist_in_a_join_of_several_models, |world: World| -> Result
         })?;
         for model in [&a, &b] {
             assert!(finite_weights(model));
-            // What the hook keeps from step to step is sound, and the same where it has to be: what was left
-            // out of one model is no reason to forget another's.
+            // The hook's state is finite, and equal where it has to be: a batch that was skipped for one model does not
+            // reset another model's state.
             let Some(state) = model.comm_hook_state()? else { continue };
             let factors = state.get("factor").and_then(Value::as_dict).unwrap().iter();
             let factors: Vec<Vec<f32>> = factors
@@ -457,7 +457,7 @@ dist_test!(
             told.push(found(train(&accelerator, &model, &mut optimizer, value[rank])));
         }
         assert_eq!(told, [None, None, Some((1, Some(2), true))]);
-        // Corrupted weights are not saved, even when no step came after.
+        // Corrupted weights are not saved, even if no step followed.
         let folder = tempfile::tempdir().unwrap();
         let place = accelerator.processes().broadcast_object(folder.path().to_owned(), 0)?;
         let (model, mut optimizer) = objects(&accelerator)?;

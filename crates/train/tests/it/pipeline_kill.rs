@@ -93,7 +93,7 @@ fn the_other_ranks_end_and_say_where() {
         let begun = Instant::now();
         let mut last_end = None;
         let mut is_named = false;
-        // The killed one first: the others have the time limit from then on.
+        // The killed rank first: the others have the time limit from then on.
         let order = std::iter::once(victim).chain((0..RANKS).filter(|rank| *rank != victim));
         for rank in order {
             let process = &mut ranks.ranks()[rank];

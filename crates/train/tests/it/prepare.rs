@@ -210,7 +210,7 @@ dist_test!(world = 3, dist_other_models_and_data_are_refused_everywhere, |world:
 
 dist_test!(world = 2, dist_epochs_agree_without_a_seed, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    // Each rank's loader draws a seed of its own; rank 0's counts.
+    // Each rank's loader draws its own seed; rank 0's is used.
     let loader = accelerator.prepare(DataLoader::new(numbers(40)).batch_size(5).shuffle(true))?;
     let mut epochs = Vec::new();
     for _ in 0..3 {
@@ -237,7 +237,7 @@ dist_test!(world = 2, dist_epochs_agree_without_a_seed, |_world: World| -> Resul
 dist_test!(world = 2, dist_weights_to_and_from_files, |world: World| -> Result<()> {
     seeded_by_rank(&world);
     let accelerator = Accelerator::new()?;
-    // A folder that both ranks know, of this test's own.
+    // A folder of this test that both ranks use.
     let mine = tempfile::tempdir().unwrap();
     let folder: PathBuf = accelerator.processes().broadcast_object(mine.path().to_owned(), 0)?;
     let saved = accelerator.prepare(Model::new(linear)?)?;
@@ -272,7 +272,7 @@ dist_test!(world = 2, seconds = 60, dist_a_lost_rank_ends_the_others_step, |worl
     let accelerator = Accelerator::new().unwrap();
     let model = accelerator.prepare(Model::new(linear).unwrap()).unwrap();
     if world.rank.as_usize() == 1 {
-        // As far as its peers can tell, this rank is gone: its connections close.
+        // To its peers this rank has ended: its connections are closed.
         return accelerator.processes().group().unwrap().abort().unwrap();
     }
     let input = Tensor::ones([1, 3], tch::kind::FLOAT_CPU);

@@ -123,7 +123,7 @@ fn all_steps_without_a_schedule_and_no_file() -> Result<()> {
     let calls = |name: &str| profile.events.iter().filter(|e| e.name == name).count();
     assert_eq!(calls("aten::conv2d"), 4);
     assert!(calls("ProfilerStep#0") >= 1 && calls("ProfilerStep#1") >= 1);
-    // An error of the body leaves no recording behind.
+    // An error of the body leaves no recording running.
     let failed = accelerator.profile(ProfileOptions::default(), |_| -> Result<()> {
         Err(Error::invalid_argument("the body's own"))
     });

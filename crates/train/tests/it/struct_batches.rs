@@ -134,7 +134,7 @@ fn trained_gathered_and_resumed(dispatch: bool) -> Result<()> {
         }
         Ok(())
     })?;
-    // Each epoch has every sample once, though the last batches are filled up.
+    // Each epoch has every sample once, although the last batches are completed.
     assert_eq!(steps.len() % 2, 0, "{} steps", steps.len());
     for epoch in steps.chunks(steps.len() / 2) {
         let mut seen: Vec<i64> = epoch.iter().flat_map(|(_, seen)| seen.clone()).collect();

@@ -49,7 +49,7 @@ fn child() {
         thread::sleep(Duration::from_millis(25));
     }
     accelerator.println("the end");
-    // What the test harness writes when a rank has ended must not come into the bar of another.
+    // Output of the test harness when a rank has ended must not appear in the bar of another.
     accelerator.processes().wait_for_everyone().unwrap();
 }
 
@@ -116,7 +116,7 @@ impl Terminal {
         while !seen(self.screen.screen()) {
             if let Some(byte) = self.unread.pop_front() {
                 self.screen.process(&[byte]);
-                // A screen changes for a reader where the next line, or the same one anew, begins.
+                // To a reader a screen changes when the next line, or the same one again, begins.
                 while let Some(byte) =
                     self.unread.pop_front_if(|byte| !matches!(byte, b'\r' | b'\n'))
                 {
@@ -186,7 +186,7 @@ fn one_bar_in_place(mut terminal: Terminal) {
         let screen = terminal.screen.screen();
         assert_eq!((bars(screen, 0), bars(screen, 1)), (1, 0), "{}", screen.contents());
     }
-    // A line between moves the bar down and is not torn.
+    // A line of output moves the bar down and is not split.
     let screen = terminal.screen.screen();
     let text = screen.contents();
     let half = text.lines().position(|line| line.trim_end() == "half of it");

@@ -165,7 +165,7 @@ dist_test!(world = 2, dist_ranks_that_differ_are_refused_on_both, |_: World| -> 
     let error = model.set_trainable("decoder.*", false).unwrap_err().to_string();
     assert!(error.contains("no parameter matches") && error.contains("encoder.weight"), "{error}");
     assert_eq!(names(&optimizer), before);
-    // Behind its back it is noticed at the next forward.
+    // A change without the method is detected at the next forward.
     model.set_trainable("encoder.*", false)?;
     model.inner_mut().requires_grad_under("encoder", true)?;
     let x = Tensor::ones([4, 6], (Kind::Float, Device::Cpu));

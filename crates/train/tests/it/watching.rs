@@ -111,7 +111,7 @@ dist_test!(world = 2, dist_a_plateau_stays_the_same_on_all_ranks, |_: World| -> 
     }
     let state = scheduler.state()?.plateau.unwrap();
     assert_eq!((state.best, state.lr), (Some(1.5), 0.05));
-    // Equal numbers stay those numbers: their mean need not be.
+    // Equal numbers must not change: their computed mean may differ by rounding.
     scheduler.step_with(0.1)?;
     assert_eq!(scheduler.state()?.plateau.unwrap().best, Some(0.1));
     Ok(())
@@ -331,7 +331,7 @@ fn a_meter_gives_values_that_trackers_take() -> Result<()> {
     for name in ["samples_per_second", "tokens_per_second", "step_ms", "resident_mib", "peak_mib"] {
         assert!(text.contains(&format!("\"{name}\":")), "{text}");
     }
-    // libtorch counts nothing on a CPU.
+    // libtorch does not count memory on a CPU.
     assert_eq!(brigade_torch::DeviceMemory::of(tch::Device::Cpu)?, None);
     assert!(!text.contains("gpu_"), "{text}");
     Ok(())

@@ -88,14 +88,14 @@ fn rank_on_a_read_only_disk() {
             assert!(error.contains("Read-only file system") && error.contains("disk"), "{error}");
         }
     }
-    // Training goes on, and is saved elsewhere: beside the disk.
+    // Training continues, and is saved on another disk.
     run.go(&first, |_, batches| batches < 2);
     let before = run.weights();
     let path = first.save_state(disk.with_file_name("elsewhere")).unwrap();
     first.checkpoints().wait().unwrap();
     run.go(&first, |_, batches| batches < 4);
     first.load_state(&path).unwrap();
-    // Buffers are rank 0's.
+    // Buffers are taken from rank 0.
     assert!(!first.is_main_process() || run.weights() == before);
     first.processes().wait_for_everyone().unwrap();
 }

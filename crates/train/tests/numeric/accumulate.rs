@@ -24,7 +24,7 @@ fn tensors(samples: i64) -> (Tensor, Tensor) {
 fn model() -> (Model<Net>, Optimizer) {
     let model =
         Model::builder().device(numeric_device()).kind(Kind::Double).build(Net::new).unwrap();
-    // By a formula: libtorch's random numbers belong to the whole process, and so to other tests too.
+    // Computed by a formula: libtorch's random numbers belong to the whole process, and so to other tests too.
     for parameter in model.parameters() {
         let tensor = parameter.tensor.detach();
         let values = Tensor::arange(tensor.numel() as i64, (Kind::Double, tch::Device::Cpu));

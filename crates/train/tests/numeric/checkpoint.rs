@@ -81,7 +81,7 @@ dist_test!(world = 2, seconds = 300, two_ranks_in_half_precision_resume_bit_for_
 });
 
 dist_test!(world = 2, seconds = 300, two_ranks_with_power_sgd_resume_bit_for_bit, |_world| {
-    // Its errors and factors, and how many steps went whole.
+    // Its errors and factors, and the number of steps that were sent uncompressed.
     let hook = PowerSgd { start_iteration: 3, ..PowerSgd::default() };
     resumed_runs_equal(true, Precision::No, &CommHook::PowerSgd(hook));
 });
@@ -106,7 +106,7 @@ fn other_worlds_go_on_at_the_right_sample(accelerator: &Accelerator, saved: usiz
         let order: Vec<usize> = brigade_sampling::Sampler::order(&plan, epoch);
         order.into_iter().map(|sample| sample as i64).collect()
     };
-    // The state of a loader, as the other world writes it: `saved` samples of epoch 1 were seen.
+    // State of a loader as the other run writes it: `saved` samples of epoch 1 were used.
     let mut run = Run::new(accelerator, 1);
     accelerator.save_state(folder.join("first")).unwrap();
     accelerator.checkpoints().wait().unwrap();
@@ -120,7 +120,7 @@ fn other_worlds_go_on_at_the_right_sample(accelerator: &Accelerator, saved: usiz
     let all: Vec<Vec<i64>> = accelerator.processes().gather_object(run.seen.clone()).unwrap();
     let mut seen: Vec<i64> = all.concat();
     let mut expected = order(1)[saved..].to_vec();
-    // Round by round, each rank's batch after the other's.
+    // In rounds: each rank's batch after that of the previous rank.
     if all.len() == 1 {
         assert_eq!(seen, expected);
     }

@@ -115,8 +115,8 @@ dist_test!(world = 2, dist_hooks_are_pytorchs, |_world: World| -> Result<()> {
         ("power1_bf16", CommHook::PowerSgd(power(1)).wrapped(Compression::Bf16), 1.5e-1),
     ];
     for (name, hook, tolerance) in cases {
-        // The formula's factors have rank 2: the third direction is what QR makes of rounding errors, which are the
-        // library's.
+        // The formula's factors have rank 2: the third direction is what QR makes of rounding errors, which depend on
+        // the library.
         if name == "power3" && brigade_test_device::tolerance(Kind::Float) > 0.0 {
             continue;
         }
@@ -161,7 +161,7 @@ dist_test!(world = 3, dist_full_rank_is_the_mean, |_world: World| -> Result<()> 
 });
 
 dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
-    // What was applied, and what the ranks still owe, is the sum of all mean gradients.
+    // The applied gradients and the ranks' remaining errors add up to the sum of all mean gradients.
     let accelerator = builder().comm_hook(CommHook::PowerSgd(power(1))).build()?;
     let mut model = prepared(&accelerator, Kind::Double);
     let (mut applied, mut given) = (0.0, 0.0);
@@ -371,7 +371,7 @@ dist_test!(world = 2, dist_training_converges_with_power_sgd, |_world: World| ->
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
     let (first, last) = (mean(&losses[..4]), mean(&losses[16..]));
     assert!(last < 0.5 * first, "loss from {first} to {last}");
-    // The ranks stay alike.
+    // The ranks have equal weights.
     let weights = model.inner().parameters();
     let mine = weights.iter().flat_map(|p| values(&p.tensor)).collect::<Vec<_>>();
     let all = accelerator.processes().gather_object(mine)?;

@@ -89,7 +89,7 @@ fn same_on_all_ranks(accelerator: &Accelerator, tensors: &[(String, Vec<u64>)]) 
 
 /// Trains, saves in the middle, goes on with another model, saves weights and loads them.
 fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&str]) {
-    // Ranks begin with other values; rank 0's count.
+    // Ranks begin with different values; rank 0's are used.
     tch::manual_seed(1 + world.rank.as_usize() as i64);
     let accelerator = builder().build().unwrap();
     let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());

@@ -55,7 +55,7 @@ fn stages_send_one_activation_of_each_micro_batch() {
         // The header with the shape is sent in the first step.
         for headers in [1, 0] {
             pipeline.group().reset_traffic();
-            // Ranks that are not there send no losses.
+            // Simulated ranks send no losses.
             let _ = pipeline.forward_backward(&model, &ids, |micro| {
                 model.forward(Labelled::new(micro, micro))?.mean()
             });

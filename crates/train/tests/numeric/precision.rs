@@ -53,7 +53,7 @@ fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
         net::fill(&model);
         let prepared = raw.prepare(model).unwrap();
         assert_eq!(prepared.forward(&input).unwrap().0.kind(), inside);
-        // Outside the forward nothing is cast, and the weights stay as they are.
+        // Outside of the forward nothing is cast, and the weights keep their type.
         assert_eq!(input.matmul(&input.tr()).kind(), Kind::Float);
         assert_eq!(prepared.inner().parameters()[0].tensor.kind(), Kind::Float);
     }
@@ -121,7 +121,7 @@ fn changed_weights_are_cast_anew_in_the_next_forward() {
 
 #[test]
 fn the_environment_chooses_where_the_builder_does_not() {
-    // A process of its own: the environment belongs to all tests of this one.
+    // A separate process: environment variables would affect all tests of this one.
     let name = "precision::the_environment_chooses_where_the_builder_does_not";
     if std::env::var("BRIGADE_TEST_CHILD").is_ok() {
         let chosen = Accelerator::builder().build().unwrap();

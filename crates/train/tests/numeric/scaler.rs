@@ -158,7 +158,7 @@ fn gradients_are_unscaled_once() {
     optimizer.step().unwrap();
     assert_eq!(weights(model.inner()), [-0.5, -3.0, 0.0]);
 
-    // Clipped, thrown away, and on: no step is owed.
+    // Clipped, discarded, and continued: no step is pending.
     optimizer.zero_grad().unwrap();
     let loss = || {
         model.forward(&on_device(&Tensor::from_slice(&[1f32, 2.0, 3.0]))).unwrap().sum(Kind::Float)
@@ -209,7 +209,7 @@ fn two_optimizers_step_under_one_scale() {
         let scale = accelerator.grad_scaler().unwrap().scale();
         one.step().unwrap();
         two.step().unwrap();
-        // A gradient of 1, not of twice or half of it.
+        // The gradient is 1, not twice or half of it.
         let moved: Vec<f64> = before.0.iter().map(|weight| weight - 1.0).collect();
         assert_eq!(weights(first.inner()), moved);
         assert_eq!(weights(second.inner()) != before.1, second_moves);
@@ -289,7 +289,7 @@ dist_test!(
         let (model, mut optimizer, mut scheduler) =
             accelerator.prepare((model, optimizer, scheduler))?;
         let mut made = 0;
-        // Which rank overflows, if one does.
+        // The rank that overflows, if one does.
         for wild in [None, Some(0), None, Some(1), Some(1), None, None] {
             let value = if wild == Some(world.rank.as_usize()) { f32::INFINITY } else { 1.0 };
             let before = weights(model.inner());

@@ -117,7 +117,7 @@ dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> R
             close(&values(&found.tensor), &values(&expected.tensor), 1e-12, 1e-13);
         }
     }
-    // In evaluation every rank is for itself: only one of them runs.
+    // In evaluation ranks are independent: only one of them runs.
     prepared.eval();
     reference.eval();
     if rank == 1 {
@@ -178,7 +178,7 @@ dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Re
 });
 
 dist_test!(world = 2, dist_a_lost_rank_is_an_error, |_world: World| -> Result<()> {
-    // Buffers would be the first thing that is missed.
+    // Buffers would be missing first.
     let reducer = ReducerOptions { broadcast_buffers: false, ..ReducerOptions::default() };
     let accelerator = builder()
         .timeout(std::time::Duration::from_secs(3))

@@ -134,7 +134,7 @@ dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result
             let divisor = |present: usize| if by_all { 3.0 } else { present as f64 };
             // On every rank: those that ended early have taken the weights of one that did not.
             close(&weights(model.inner()), &reference(&ROUNDS, divisor), 1e-12, 1e-13);
-            // The model goes on as ever, by the number of all ranks.
+            // The model continues as before, with the number of all ranks.
             train(&accelerator, &model, &mut optimizer, 2)?;
             let all: Vec<Vec<f64>> =
                 accelerator.processes().gather_object(weights(model.inner()))?;
@@ -156,7 +156,7 @@ dist_test!(world = 2, dist_buffers_hooks_and_evaluation_in_a_join, |_world: Worl
             optimizer.step()?;
             optimizer.zero_grad()?;
             let _ = tch::no_grad(|| model.forward(&input))?;
-            // Batches in between whose gradients stay here.
+            // Batches in between, whose gradients are not reduced.
             accelerator.no_sync(&model, || accelerator.backward(&loss(&model.forward(&input)?)))?;
         }
         Ok(())
@@ -180,7 +180,7 @@ dist_test!(world = 2, dist_an_early_end_can_be_an_error, |_world: World| -> Resu
         .join_uneven_inputs(&model, join, || train(&accelerator, &model, &mut optimizer, rounds));
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("rank 0 has no more data"), "{error}");
-    // Nothing of the join is left.
+    // The join leaves no state behind.
     accelerator.join_uneven_inputs(&model, join, || train(&accelerator, &model, &mut optimizer, 2))
 });
 
@@ -276,14 +276,14 @@ dist_test!(world = 2, dist_a_late_ranks_trigger_is_waited_for, |_world: World| -
         let late = round % 2;
         let key = format!("waits/{round}");
         if accelerator.processes().process_index() == late {
-            // The other one is at its check, or about to be.
+            // The other rank is at its check, or about to be.
             store.wait(&[&key], Duration::from_secs(60))?;
             accelerator.processes().set_trigger();
             assert!(accelerator.processes().check_trigger()?, "round {round}");
         } else {
             store.set(&key, b"1")?;
             assert!(accelerator.processes().check_trigger()?, "round {round}");
-            // Behind the check: it counts for the next one.
+            // After the check: it counts for the next one.
             accelerator.processes().set_trigger();
         }
         assert!(accelerator.processes().check_trigger()?, "round {round}");

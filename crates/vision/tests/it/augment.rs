@@ -20,7 +20,7 @@ fn rows_follow_from_their_seeds_wherever_they_are() {
     let images = images(4);
     let whole = augment.draw(&[11, 12, 13, 14], &images).unwrap();
     let result = augment.apply(&images, &whole).unwrap();
-    // The last column before the mixture's: a row's own place is part of that.
+    // The last column before the mixture's: a row's own position is part of that one.
     let half = augment.draw(&[13, 14], &images.narrow(0, 2, 2)).unwrap();
     assert_eq!(half.narrow(1, 0, 20), whole.narrow(0, 2, 2).narrow(1, 0, 20));
     let part = augment.apply(&images.narrow(0, 2, 2), &half).unwrap();
@@ -140,7 +140,7 @@ fn erased_rectangles_are_noise_of_their_mean_and_deviation() {
     for (inside, expected) in [(0.5, 0.3829), (1.0, 0.6827), (2.0, 0.9545), (3.0, 0.9973)] {
         assert!((share(inside) - expected).abs() < 0.006, "{inside}: {}", share(inside));
     }
-    // Neighbours and channels have nothing to do with each other.
+    // Neighbouring pixels and channels are independent.
     let filled =
         Augment::new().erasing(RandomErasing { scale: [0.9, 0.9], ratio: [1.0, 1.0], ..noise });
     let square = Tensor::zeros([60, 3, 32, 32], (Kind::Float, Device::Cpu));
@@ -344,7 +344,7 @@ fn symmetries_of_squares_move_pixels_and_a_size_that_is_there_changes_none() {
 
 #[test]
 fn resized_crops_are_those_of_torchvision() {
-    // Each pixel knows its place, and a linear function is resampled exactly.
+    // The value of each pixel is its position, and a linear function is resampled exactly.
     let options = (Kind::Float, Device::Cpu);
     let (columns, lines) = (Tensor::arange(60, options), Tensor::arange(40, options));
     let [columns, lines] = [columns.view([1, 1, 1, 60]), lines.view([1, 1, 40, 1])];
@@ -369,7 +369,7 @@ fn resized_crops_are_those_of_torchvision() {
         assert!(left > -1e-3 && top > -1e-3 && left + wide < 60.001 && top + tall < 40.001);
         areas.push(wide * tall / 2400.0);
         ratios.push(wide / tall);
-        // As libtorch resizes the part, where no neighbour outside of it takes part.
+        // As libtorch resizes the part, if no pixel outside of it has an influence.
         let part = image
             .narrow(3, left.round() as i64, wide.round() as i64)
             .narrow(2, top.round() as i64, tall.round() as i64)

@@ -64,9 +64,9 @@ fn images_are_decoded_once_and_batches_stay_the_same() {
             let (expected, _) = epoch(&plain);
             let (found, reads) = epoch(&caching);
             assert_eq!(found, expected, "epoch {number} of {phase:?}");
-            // The broken one and its substitute may be asked for at once by both threads.
+            // Both threads may request the broken image and its substitute at the same time.
             assert!(if number == 0 { reads >= 23 } else { reads == 0 }, "{reads} in {number}");
-            // Another process that comes later decodes nothing but what is broken.
+            // Another process that comes later decodes only the broken images.
             let (found, reads) = epoch(&again);
             assert_eq!(found, expected);
             assert!(reads <= 2, "{reads}");
@@ -101,7 +101,7 @@ fn presized_images_are_the_same_in_the_first_epoch_and_with_a_full_cache() {
     let elsewhere = tempfile::tempdir().unwrap();
     let full = CacheOptions::new(elsewhere.path()).presize(20).max_bytes(0);
     assert_eq!(epoch(&loader(resized_crop(), Some(full), Phase::Train)).0, cold);
-    // A presize is no part of a pipeline that has a fixed stage of its own.
+    // A presize is not part of a pipeline that has a fixed stage.
     let (own, _) = epoch(&loader(resized(), Some(presized()), Phase::Train));
     assert_eq!(own, epoch(&loader(resized(), None, Phase::Train)).0);
 }

@@ -149,10 +149,10 @@ fn broken_images_are_replaced_by_the_next_and_counted() {
     assert_eq!(skipping.dataset().skipped(0), 4);
     epoch(&skipping);
     assert_eq!((skipping.dataset().skipped(1), skipping.dataset().skipped(2)), (4, 0));
-    // The place keeps its seed, so the two pictures 1 are not the same crop.
+    // Each position has its own seed, so the two pictures 1 have different crops.
     assert_ne!(first[0].0.get(0), first[0].0.get(1));
 
-    // A rank that knows nothing of the others' images makes the same rows.
+    // A rank without the others' images makes the same rows.
     let again = DataLoader::new(dataset(pictures())).batch_size(5).seed(2).skip_batches(1);
     assert_eq!(epoch(&again), first[1..]);
 

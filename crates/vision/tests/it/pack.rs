@@ -115,7 +115,7 @@ fn damage_is_found() {
     packed.read(1, &mut buffer).unwrap();
     assert!(packed.read(5, &mut buffer).is_err());
 
-    // What `read` gives, cut short, is an error of the data set.
+    // Truncated output of `read` is an error of the data set.
     struct Short(PackedImages);
     impl ImageSource for Short {
         fn len(&self) -> usize {

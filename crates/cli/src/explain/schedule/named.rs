@@ -23,17 +23,17 @@ pub(super) enum Named {
 #[derive(Debug, Clone, Subcommand)]
 #[command(rename_all = "kebab-case")]
 pub(super) enum Other {
-    /// Up to a highest rate and down to nearly nothing (torch's)
+    /// Rises to a maximum, then falls to nearly 0 (torch's shape)
     ///
-    /// The momentum goes the other way round
+    /// The momentum moves in the opposite direction
     #[command(alias = "OneCycleLR")]
     OneCycle(OneCycleArgs),
-    /// The same in fastai's shape
+    /// Rises to a maximum, then falls (fastai's shape)
     FitOneCycle(FitOneCycleArgs),
-    /// One schedule after the other
+    /// Several schedules, one after the other
     #[command(alias = "SequentialLR")]
     Sequence(Sequence),
-    /// Down when a metric stops getting better
+    /// Reduces the rate when a metric stops improving
     #[command(alias = "ReduceLROnPlateau")]
     OnPlateau(OnPlateau),
 }
@@ -160,7 +160,7 @@ pub(super) struct OneCycleArgs {
     /// Shape
     #[arg(long, value_enum, default_value_t)]
     anneal: AnnealArg,
-    /// Go down to the first rate in as many steps as up, then on
+    /// Fall to the first rate in as many steps as the rise, then further
     #[arg(long)]
     three_phase: bool,
 }
@@ -209,32 +209,32 @@ pub(super) struct OnPlateau {
     /// The first rate
     #[arg(long, allow_negative_numbers = true)]
     lr: f64,
-    /// The metrics, one after each evaluation
+    /// Metrics, one per evaluation
     #[arg(long, value_name = "X,X,..", value_delimiter = ',', required = true)]
     #[arg(allow_negative_numbers = true)]
     metrics: Vec<f64>,
-    /// The higher metric is better: an accuracy
+    /// A higher metric is better, such as an accuracy
     #[arg(long)]
     higher: bool,
-    /// What the rate is multiplied by
+    /// Factor by which the rate is multiplied
     #[arg(long, default_value_t = 0.1, allow_negative_numbers = true)]
     factor: f64,
-    /// Metrics in a row that may be no better
+    /// Tolerated number of metrics without improvement
     #[arg(long, value_name = "N", default_value_t = 10)]
     patience: u64,
-    /// Part of the best by which a metric must be better
+    /// Minimum improvement, as a fraction of the best
     #[arg(long, value_name = "PART", default_value_t = 1e-4, allow_negative_numbers = true)]
     threshold: f64,
-    /// The threshold is a difference, not a part
+    /// The threshold is an absolute difference, not a fraction
     #[arg(long)]
     absolute: bool,
-    /// Metrics that are not counted after a reduction
+    /// Number of metrics that are ignored after a reduction
     #[arg(long, value_name = "N", default_value_t = 0)]
     cooldown: u64,
     /// The lowest rate
     #[arg(long, value_name = "LR", default_value_t = 0.0, allow_negative_numbers = true)]
     min_lr: f64,
-    /// Leave out a reduction by no more than this
+    /// Minimum reduction: a smaller one is not made
     #[arg(long, default_value_t = 1e-8, allow_negative_numbers = true)]
     eps: f64,
 }

@@ -15,14 +15,14 @@ use crate::sharding::{read, read_deepspeed};
 /// Files with settings.
 #[derive(Debug, Args)]
 pub(super) struct SettingsFiles {
-    /// Show what a settings file of Accelerate's means
+    /// Explain a settings file of Accelerate
     ///
-    /// Its fsdp_config, deepspeed_config and parallelism_config, and a line for each key that is not
-    /// honoured as it stands. Brigade's own settings may have them, too, in `[accelerate]`
+    /// Explains fsdp_config, deepspeed_config and parallelism_config, with a line for each key that is not used
+    /// unchanged. Brigade's own settings file may contain them, too, in `[accelerate]`
     #[arg(long, value_name = "FILE", conflicts_with_all = STRATEGY)]
     config: Option<PathBuf>,
 
-    /// Show what a DeepSpeed configuration means
+    /// Explain a DeepSpeed configuration
     #[arg(long, value_name = "FILE", conflicts_with_all = STRATEGY)]
     deepspeed_config_file: Option<PathBuf>,
 }

@@ -61,7 +61,7 @@ enum Stopping {
     Killed(Duration),
 }
 
-/// Ranks that are left alone for a while when the others are asked to stop.
+/// Ranks that are not signalled yet when the others are asked to stop.
 #[derive(Clone, Debug)]
 enum Spared {
     /// All ranks, until this time at most: those that have written an error are being looked for.
@@ -626,7 +626,7 @@ impl AgentState {
     }
 }
 
-/// Returns `true` if the rank was killed, by the system or by hand: the loss of a peer does not cause that.
+/// Returns `true` if the rank was killed by the system or by a user: the loss of a peer does not cause that.
 fn is_sudden(exit_status: ExitStatus) -> bool {
     let signals =
         [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE];

@@ -19,7 +19,7 @@ pub(super) enum Connection {
     Up {
         /// `true` if the coordinator is in this process.
         here: bool,
-        /// `true` if no data was received for a while: a new connection is attempted beside this one.
+        /// `true` if no data has been received for the quiet limit: a new connection is attempted beside this one.
         quiet: bool,
     },
     /// The connection broke. The ranks continue until the time limit, while the agent reconnects.

@@ -150,13 +150,13 @@ pub(in crate::agent) enum Action {
     },
     /// Starts the ranks of the attempt that was prepared.
     Start(Assignment),
-    /// Finds the ranks that are about to end because of an error of their own.
+    /// Finds the ranks that are about to end because of an error in their own program.
     FindErrors,
     /// Sends ranks a signal that requests their end.
     Ask {
         /// Local ranks of the receivers.
         local_ranks: Vec<usize>,
-        /// The signal.
+        /// Signal to send.
         signal: Signal,
     },
     /// Forwards a signal to all ranks and their children, without any other effect.

@@ -300,7 +300,7 @@ fn the_first_failure_is_told_with_what_is_known() {
     host.killed(0, Signal::SIGABRT);
     assert_eq!(host.pass(3.0), ["sweep"]);
 
-    // The last lines of a rank on a busy host take a while.
+    // The last lines of a rank on a busy host may arrive late.
     let mut host = Host::running(Kind::Peers);
     host.exit(1, 7);
     host.tell(Event::FailureDetails {
@@ -408,7 +408,7 @@ fn a_user_stops_a_job_and_loses_patience() {
     assert_eq!(host.pass(0.5), ["exit, written false"]);
 }
 
-/// Schedulers send SIGTERM again after a while.
+/// Schedulers may send SIGTERM repeatedly.
 #[test]
 fn a_signal_that_comes_again_leaves_time_for_the_verdict() {
     let mut host = Host::running(Kind::OneHost);

@@ -35,7 +35,7 @@ pub(super) struct Part {
     pub(super) targets: Targets,
 }
 
-/// Facts about the items before an image is read.
+/// Facts about the items, collected before an image is read.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) train: Part,
@@ -50,7 +50,7 @@ impl Found {
             let files = part.items.source().fingerprint().map_err(VisionError::from)?;
             fields.push(files.to_string());
             fields.extend(part.labels.iter().map(|label| match label {
-                // The same below other folders.
+                // The same path relative to another folder.
                 Label::File(path) => {
                     format!("{:?}", path.strip_prefix(part.items.root()).unwrap_or(path))
                 }
@@ -214,7 +214,7 @@ impl Maker<'_> {
         })
     }
 
-    /// Mean and deviation of each channel of the first training batch.
+    /// Returns mean and standard deviation of each channel of the first training batch.
     fn statistics(&self, part: &Part, pipeline: &BatchPipeline) -> Result<([f32; 3], [f32; 3])> {
         let augment = pipeline.augment.before_normalization();
         let samples = augment.dataset(self.samples(part, Phase::Train)?);
@@ -261,7 +261,7 @@ pub(super) fn loaders(
         classes: found.encoder.classes().map_or(0, <[String]>::len),
     };
     if by_batch {
-        // Each rank could round otherwise.
+        // Rounding may differ between ranks.
         let local = maker.statistics(&found.train, &pipeline);
         let (mean, std) =
             agreed(accelerator, local, |_| Ok(Fingerprint::of("statistics", [""; 0])))?;
@@ -293,7 +293,7 @@ pub(super) fn loaders(
     })
 }
 
-/// The weight of each training item, if they are not equal.
+/// Returns the weight of each training item, or `None` if all are equal.
 fn weights(weights: &Weights, part: &Part) -> Result<Option<Vec<f64>>> {
     match weights {
         Weights::Equal => Ok(None),

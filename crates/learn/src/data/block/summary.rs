@@ -58,7 +58,7 @@ impl Summary {
     }
 }
 
-/// A line for each step. What a terminal would obey in the names of files and labels is escaped.
+/// Formats one line per step. Control characters in the names of files and labels are escaped.
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Step { name, result } in &self.steps {
@@ -71,12 +71,12 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Samples of the batch.
+/// Number of samples of the batch.
 const BATCH: usize = 4;
 
 pub(super) fn of(block: &DataBlock, path: &Path) -> Summary {
     let mut summary = Summary { steps: Vec::new() };
-    // The last step that could be made is the summary's end.
+    // A failed step ends the summary, which contains its error.
     let _ = follow(block, path, &mut summary);
     summary
 }

@@ -94,7 +94,7 @@ fn cancelled(accelerator: &Accelerator, event: Event, level: Level) -> Result<()
     let outcome = learner.fit(3, 0.1, (Cancels::new(event, level), Ema::new(0.5).keep(false)));
     ranks_agree(&learner);
     assert!(!learner.is_distributed());
-    // Whatever came, the Learner can be used.
+    // The Learner can be used after any outcome.
     if outcome.is_err() || level == Level::Fit {
         learner.fit(1, 0.1, ()).unwrap();
         assert_eq!(learner.recorder().rows().len(), 1);
@@ -118,7 +118,7 @@ fn every_level_at_every_event_ends_there_or_is_refused() {
             }
         }
     }
-    // Every event but those after a cancellation, which do not come here, can cancel something but the last two.
+    // Every event can cancel something, except the last two, and those after a cancellation, which do not occur here.
     assert!(allowed > 60, "{allowed}");
 }
 
@@ -180,7 +180,8 @@ dist_test!(world = 2, dist_a_cancellation_of_one_rank_is_one_of_all, |_world: Wo
         let learner = one_cancels(&accelerator, Event::BeforeEpoch, Level::Epoch, only, false);
         assert_eq!(batches(&learner), 12);
     }
-    // In validation the ranks have 3 and 2 batches, and agree behind the last: also on what comes in the third.
+    // In validation the ranks have 3 and 2 batches, and synchronise after the last: also about a cancellation in the
+    // third.
     #[derive(Debug)]
     struct InThird(Level);
     impl Callback for InThird {
@@ -222,7 +223,7 @@ dist_test!(world = 2, dist_a_callback_of_rank_0_cannot_cancel, |_world: World| {
     let main = accelerator.is_main_process();
     let mut learner = learner(&accelerator);
     let error = learner.fit(3, 0.1, from_main()).unwrap_err().to_string();
-    // Rank 0 says why and ends; the other learns that rank 0 is gone, and does not wait for it.
+    // Rank 0 returns the reason and ends; the other detects that, and does not wait.
     assert_eq!(error.contains("called on rank 0 alone"), main, "{error}");
 });
 

@@ -36,7 +36,7 @@ fn child() {
         }
         Ok(())
     });
-    // Behind the checkpoint, whose files a thread may still be writing.
+    // After the checkpoint, whose files a thread may still be writing.
     learner.fit_one_cycle(3, 0.1, parks.order(200)).unwrap();
     fs::write(folder.join(format!("weights-{rank}")), format!("{:?}", weights(&learner))).unwrap();
 }
@@ -58,7 +58,7 @@ fn run(folder: &Path, world: usize, stop: usize) -> Vec<String> {
                 );
             }
         }
-        // Killed with SIGKILL, all of them.
+        // All of them are killed with SIGKILL.
         drop(ranks);
         return printed;
     }
@@ -79,7 +79,7 @@ fn ends_as_without_kills(world: usize) {
         let rows = (0..3).map(|epoch| count(&format!("{epoch}         "))).collect::<Vec<_>>();
         assert_eq!(rows, vec![usize::from(rank == 0); 3], "{text}");
     }
-    // In the first epoch, in the second after what is left of it, and in the last.
+    // In the first epoch, in the second after the rest of it, and in the last.
     for stop in [3, 5, 7] {
         run(broken.path(), world, stop);
     }

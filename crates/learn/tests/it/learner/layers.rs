@@ -62,7 +62,7 @@ fn freezes(accelerator: &Accelerator) {
     };
     let mut found = changed.take();
     found.iter_mut().for_each(|names| names.sort());
-    // Statistics of a frozen normalisation stay.
+    // Statistics of a frozen normalisation do not change.
     assert_eq!(found, [head.clone(), all(&[&norm]), all(&[&norm, &body])]);
     assert_eq!(learner.frozen_groups(), 0);
     ranks_agree(&learner);
@@ -76,7 +76,7 @@ fn freezes(accelerator: &Accelerator) {
     names.sort();
     let moving = ["1.num_batches_tracked", "1.running_mean", "1.running_var"];
     assert_eq!(names, all(&[&moving]));
-    // In the next fit they are held, and let go after it.
+    // In the next fit they are frozen, and released after it.
     let (changed, noting) = changes();
     learner.fit(1, 0.01, (NormFreeze::new(), noting)).unwrap();
     assert_eq!(changed.take().remove(0).len(), 2);
@@ -90,9 +90,9 @@ fn short(accelerator: &Accelerator) {
     let ranks = accelerator.processes().num_processes();
     let mut learner = learner(accelerator);
     learner.fit(2, 0.1, ShortEpoch::new(0.5)).unwrap();
-    // The batch that ends an epoch is cancelled before the recorder hears of it, as in fastai.
+    // The batch that ends an epoch is cancelled before the recorder's callback, as in fastai.
     assert_eq!(learner.recorder().iters(), [3, 6]);
-    // Of 5 validation batches one rank has 3 and the other 2: what cancels one's is known to both.
+    // Of 5 validation batches one rank has 3 and the other 2: both get the cancellation of either one.
     for rows in [13, 3, 9] {
         let data =
             Loaders::new(loader(data(48, 10), 8 / ranks), loader(data(rows, 20), 3)).unwrap();

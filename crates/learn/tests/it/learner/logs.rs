@@ -74,7 +74,7 @@ fn writes(accelerator: &Accelerator) {
     } else {
         assert_eq!(files, [""; 0]);
     }
-    // Rank 0 alone has the file, and all get its weights.
+    // Only rank 0 has the file, and all ranks get its weights.
     let expected = weights(&learner);
     let mut fresh = crate::setup::learner(accelerator);
     fresh.load(&best, false).unwrap();

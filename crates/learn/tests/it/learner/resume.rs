@@ -103,7 +103,7 @@ const RECIPES: [Recipe; 8] = [
 /// Stops the program after so many batches, once.
 fn interrupts(after: usize) -> At {
     let mut batches = 0;
-    // Behind the checkpoint, so that one at this very batch is there.
+    // After the checkpoint, so that one at this very batch exists.
     At::new([Event::AfterBatch], move |_, learner| {
         batches += usize::from(learner.is_training());
         if batches == after && learner.is_training() {
@@ -161,7 +161,7 @@ fn goes_on(accelerator: &Accelerator, recipes: &[&Recipe], sharding: Option<&Sha
     };
     for recipe in recipes {
         let shared = |name: &str| {
-            // All ranks see one folder.
+            // All ranks use one folder.
             let folder = tempfile::Builder::new().prefix(name).tempdir().unwrap();
             let path =
                 accelerator.processes().broadcast_object(folder.path().to_owned(), 0).unwrap();
@@ -180,7 +180,7 @@ fn goes_on(accelerator: &Accelerator, recipes: &[&Recipe], sharding: Option<&Sha
             let (learner, outcome) = program(recipe, &path, 2, None);
             outcome.unwrap();
             if stop < recipe.every.unwrap_or(6).min(6) {
-                // No checkpoint was there yet: it began anew, with its own random numbers.
+                // No checkpoint existed yet: the run started again, with its own random numbers.
                 assert_ne!(weights(&learner), expected, "{}", recipe.name);
                 continue;
             }
@@ -223,7 +223,7 @@ dist_test!(world = 2, seconds = 120, dist_sharded_fits_go_on, |_world: World| {
     goes_on(&accelerator, &named(&["trackers"]), Some(&Sharding::zero1()));
 });
 
-// A fit that two ranks have begun goes on with one, and the other way round, whatever is sharded.
+// A fit that was begun on two ranks continues on one, and vice versa, for any sharding.
 dist_test!(world = 2, dist_a_fit_goes_on_with_other_ranks, |_world: World| {
     let (one, two) = (alone(), joined());
     let shared = |name: &str| {
@@ -308,7 +308,7 @@ fn a_folder_that_is_no_checkpoint_of_this_fit_is_refused() {
         fs::write(&file, whole).unwrap();
     }
     simple(&path).fit(2, 0.1, ()).unwrap();
-    // Another program's folder, which is left as it is.
+    // Another program's folder, which must not be changed.
     let foreign = folder.path().join("photos");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("dog.jpg"), b"dog").unwrap();
@@ -318,7 +318,7 @@ fn a_folder_that_is_no_checkpoint_of_this_fit_is_refused() {
         "{error}"
     );
     assert_eq!(fs::read(foreign.join("dog.jpg")).unwrap(), b"dog");
-    // Without going on it is begun anew, and replaced.
+    // Without resuming, the fit starts again, and the checkpoint is replaced.
     let mut anew = learner(&alone());
     anew.add(Checkpoint::new(&path).resume(false));
     anew.fit(3, 0.1, ()).unwrap();
@@ -352,7 +352,7 @@ fn a_fit_that_a_callback_has_cancelled_is_finished() {
     assert_eq!((again, trained), (second.clone(), 0));
     fs::remove_dir_all(&path).unwrap();
     run(1);
-    // Killed between the fits: the first is not made again, and the second begins with the next epoch of the data.
+    // Killed between the fits: the first is not repeated, and the second begins with the next epoch of the data.
     assert_eq!(run(2), (first, second, 0));
 }
 
@@ -381,7 +381,7 @@ dist_test!(
             }
             let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
             assert!(error.contains("file"), "{error}");
-            // Both can go on.
+            // Both can be resumed.
             assert_eq!(learner.remove::<Checkpoint>() + learner.remove::<SaveModel>(), 1);
             learner.fit(1, 0.1, ()).unwrap();
             ranks_agree(&learner);

@@ -63,7 +63,8 @@ fn scopes(accelerator: &Accelerator) {
     let error = learner.fit(2, 0.1, failing()).unwrap_err().to_string();
     assert_eq!(error, "At failed at after_backward: on purpose");
     assert!(!learner.is_distributed());
-    // What the failed fit has left is in no step of the next: as if its one step had been made, and no more.
+    // No step of the next fit contains gradients of the failed one: the result is as if only its one step had been
+    // made.
     let begun = learner.state_dict().deep_clone().unwrap();
     learner.fit(1, 0.1, ()).unwrap();
     let mut other = split(accelerator);
@@ -155,7 +156,7 @@ fn finds(accelerator: &Accelerator) {
         let error = error.unwrap_err().to_string();
         assert!(error.contains("give rates that rise from above 0"), "{error}");
     }
-    // An error within it leaves no trace either.
+    // An error within the scope leaves no state behind either.
     learner.add(failing());
     let before = state(&learner);
     let error = learner.lr_find().unwrap_err().to_string();

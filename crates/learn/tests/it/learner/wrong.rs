@@ -75,7 +75,7 @@ fn data_that_cannot_be_trained_with() {
     refused(learner(floats()).fit(1, 0.1, ()), "expected class numbers");
     let narrow = (data(48, 10).0.narrow(1, 0, 5), data(48, 10).1);
     refused(learner(narrow).fit(1, 0.1, ()), "");
-    // One class alone can be trained with.
+    // Training with only one class is possible.
     let one = (data(48, 10).0, data(48, 10).1.zeros_like());
     let mut learner = learner(one);
     learner.fit(1, 0.1, ()).unwrap();
@@ -220,7 +220,7 @@ fn sharded_models() {
         "`parallel` keeps the whole model on each device, and the Accelerator shards it (zero3)",
     );
     usable(&mut learner);
-    // Whole weights are read in a scope alone.
+    // Whole weights can be read only within a scope.
     let weight = |state: &brigade_learn::LearnerState| Ok(state.parameters()[0].tensor.f_norm()?);
     refused(weight(&learner), "gathered");
     assert!(learner.gathered(weight).unwrap().double_value(&[]) > 0.0);
@@ -289,7 +289,7 @@ fn files() {
     refused(learner.load(path("half.pth"), false), "half.pth cannot be loaded");
     assert_eq!(weights(&learner), before);
 
-    // A loss of the program's own cannot be written down.
+    // A custom loss cannot be serialized.
     let closure = loss_from("mine", |predictions, _| Ok(predictions.square().mean(None::<Kind>)));
     refused(
         simple().loss(closure).export(path("mine.pth")),

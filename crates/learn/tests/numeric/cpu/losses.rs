@@ -229,7 +229,7 @@ fn half_precision_is_computed_in_full() {
         let value = loss.forward(&half, targets).unwrap();
         assert_eq!(value.kind(), Kind::Float);
         assert_eq!(value, loss.forward(&full, targets).unwrap(), "{}", loss.name());
-        // Weights are kept beside the predictions; those of another dtype are made anew.
+        // Weights are cached in the predictions' dtype; another dtype makes them again.
         let double = loss.forward(&full.to_kind(Kind::Double), targets).unwrap();
         assert_eq!(double.kind(), Kind::Double);
         assert_close(&flat(&value), &flat(&double), 1e-6, 0.0);

@@ -99,7 +99,7 @@ fn a_saved_state_goes_on_bit_for_bit() {
     let _ = model.forward(&words()).unwrap();
     let saved = state.hidden_state();
     let expected = model.forward(&doc(1, 24).view([3, 8])).unwrap();
-    // Training went on, and what was saved did not change.
+    // Training continued, and the saved weights did not change.
     state.reset();
     state.set_hidden_state(saved).unwrap();
     assert_eq!(model.forward(&doc(1, 24).view([3, 8])).unwrap(), expected);
@@ -166,7 +166,7 @@ fn sixteen_bits_compute_nearly_the_same() {
 #[test]
 fn a_word_outside_of_the_vocabulary_is_named_with_its_layer() {
     if super::is_real_gpu() {
-        // There the kernel finds it, and ends all work of the process on the GPU.
+        // On a GPU the kernel detects it, and ends all work of the process on the device.
         return;
     }
     let model =
@@ -175,7 +175,7 @@ fn a_word_outside_of_the_vocabulary_is_named_with_its_layer() {
         .forward(&on_device(&Tensor::from_slice(&[26i64])).unsqueeze(0))
         .unwrap_err()
         .to_string();
-    // A device is not asked for the id after an error.
+    // A device cannot be queried for the id after an error.
     let said = match numeric_device() {
         Device::Cpu => "0.encoder: id 26 at [0, 0] is beyond its table, which has the ids 0 to 25",
         _ => "0.encoder cannot take an input of [1, 1]: index out of range",

@@ -79,7 +79,7 @@ fn an_encoder_goes_from_a_language_model_into_a_classifier() {
         let expected: Vec<String> = serde_json::from_value(golden["changed"].clone()).unwrap();
         assert_eq!(changed, expected);
     }
-    // And back: the decoder's weight is the words' table, and follows.
+    // The other direction: the decoder's weight is tied to the embedding, and gets the same values.
     let file = folder.path().join("back.pth");
     save_encoder(&classifier(), &file).unwrap();
     let mut model = language_model(26, 100);
@@ -107,7 +107,7 @@ fn an_encoder_of_another_size_changes_nothing() {
         error.contains("0.module.encoder.weight ([26, 8] in the model, [27, 8] in the weights)"),
         "{error}"
     );
-    // A whole language model is no encoder.
+    // A whole language model is not an encoder.
     language_model(26, 0).save_weights(&file).unwrap();
     let error = load_encoder(&mut model, &file).unwrap_err().to_string();
     assert!(error.contains("missing in the weights: 0.module.encoder.weight"), "{error}");

@@ -122,7 +122,7 @@ fn generation_goes_on_from_the_whole_text() {
             .all(|(old, new)| old.hidden == new.hidden && old.cell == new.cell)
     );
 
-    // fastai reads the whole text again for every word.
+    // fastai computes the whole text again for every word.
     model.eval();
     let mut text = vec![2i64, 9, 4];
     for _ in 0..6 {
@@ -159,7 +159,7 @@ fn words_are_drawn_by_their_probability() {
     assert_close(&share(cold), &[1.0 / 30.0, 4.0 / 30.0, 0.3, 16.0 / 30.0], 0.03, "temperature");
     let likely = NextWordOptions { min_p: Some(0.25), ..options };
     assert_close(&share(likely), &[0.0, 0.0, 3.0 / 7.0, 4.0 / 7.0], 0.03, "min_p");
-    // Nothing reaches it: all stay, as in fastai.
+    // No gradient reaches it: all values stay, as in fastai.
     let none = NextWordOptions { min_p: Some(0.5), ..options };
     assert_close(&share(none), &[0.1, 0.2, 0.3, 0.4], 0.03, "min_p of none");
     let refused = |options| next_word(&scores, &options).unwrap_err().to_string();

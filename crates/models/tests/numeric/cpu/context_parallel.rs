@@ -176,7 +176,7 @@ fn padding_and_packed_texts() {
             check((ranks, method), new, |model| causal(model, 11, Some(&own())));
         }
     }
-    // Causality hides padding on the right, so that a ring works.
+    // Causality hides padding on the right, so a ring can be used.
     let right = Mutex::new(right);
     let new = |path: &ParamPath<'_>| LlamaForCausalLm::new(path, &llama(2));
     check((2, RING), new, |model| {
@@ -189,7 +189,7 @@ fn padding_and_packed_texts() {
 fn bert_with_its_heads() {
     for (ranks, method) in [(2, GATHER), (3, GATHER), (2, RING), (2, ULYSSES), (4, ULYSSES)] {
         for is_padded in [false, true] {
-            // A ring takes no mask, so that the ranks have to divide the text.
+            // A ring supports no mask, so the ranks have to divide the text.
             let length = if method == RING { 12 } else { 11 };
             if is_padded && method == RING {
                 continue;

@@ -47,7 +47,7 @@ where
         for ids in [ids(2, 5), ids(1, 1), ids(2, 5)] {
             let expected = tch::no_grad(|| whole.forward(&ids)).unwrap();
             let output = tch::no_grad(|| model.forward(&ids)).unwrap();
-            // Of GPUs made of host memory attention alone has other kernels.
+            // On simulated GPUs, only attention uses other kernels.
             let tolerance = if output.device() == Device::Cpu { 0.0 } else { 1e-5 };
             let difference = output.to_device(Device::Cpu).f_sub(&expected).unwrap().abs().max();
             assert!(difference.double_value(&[]) <= tolerance, "map {place}: {difference:?}");

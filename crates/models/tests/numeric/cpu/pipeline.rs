@@ -39,7 +39,7 @@ fn check<M>(new: impl Fn(&ParamPath<'_>) -> M, loss: impl Fn(&Model<M>) -> Resul
     let built = |pipeline: Option<PipelineParallel>| {
         tch::manual_seed(7);
         let model = builder(pipeline).build(&new).unwrap();
-        // What is drawn next does not depend on the cut.
+        // Later random numbers do not depend on the division into stages.
         (model, Tensor::rand([1], (Kind::Double, Device::Cpu)))
     };
     let (whole, next) = built(None);
@@ -59,7 +59,7 @@ fn check<M>(new: impl Fn(&ParamPath<'_>) -> M, loss: impl Fn(&Model<M>) -> Resul
                     assert_eq!(value, names[&name], "{name} of rank {rank} of {stage_ranks:?}");
                     *found.entry(name).or_default() += usize::from(!again);
                 }
-                // A rank reads what it has of a file of the whole model.
+                // A rank reads its part of a file of the whole model.
                 tch::no_grad(|| {
                     model.parameters().iter_mut().for_each(|it| {
                         let _ = it.tensor.zero_();

@@ -40,7 +40,7 @@ fn weights_are_not_in_memory_beside_the_model() {
     let size = saved.num_parameters() * 4;
     assert!(size > 60 * MIB, "{size}");
     for name in ["one", "parts", "bin"] {
-        // The highest memory so far begins again here.
+        // The peak of memory is measured from here.
         fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = status("VmRSS");
         let model = BertForMaskedLm::from_pretrained(place(name)).unwrap();
@@ -50,7 +50,7 @@ fn weights_are_not_in_memory_beside_the_model() {
             assert_eq!(Some(&tensor), expected.get(&name), "{name}");
         }
         drop(model);
-        // Its head has first values.
+        // The head has initial values.
         let before = status("VmRSS");
         fs::write("/proc/self/clear_refs", "5").unwrap();
         let classifier = BertForSequenceClassification::from_pretrained(place(name)).unwrap();

@@ -92,7 +92,7 @@ fn same_gradients<M>(
                     let names: Vec<&str> = plan.units().iter().map(|unit| &*unit.name).collect();
                     assert_eq!(names, units);
                     let (sharder, shards) = model.shard(groups, plan).unwrap();
-                    // Twice: the second time the order is known, and units are gathered ahead.
+                    // Twice: the second time the order of the units is known, and they are gathered ahead.
                     for _ in 0..2 {
                         let input = input(rank);
                         let loss =

@@ -129,7 +129,7 @@ fn check_plan<M>(
             same_state(&whole_state, state);
             same_state(&deferred_state, state);
         }
-        // Whole values go in again, and each rank keeps its part of them.
+        // Whole values are loaded again, and each rank keeps its part of them.
         let mut other = StateDict::new();
         for (name, value) in whole_state.iter() {
             let changed = if value.kind() == Kind::Double { value + 1.0 } else { value.copy() };
@@ -372,7 +372,7 @@ fn messages_on_groups_of_any_size() {
         assert_eq!((sent["all_reduce"].messages, sent["all_reduce"].bytes), (5, 5 * hidden));
         assert_eq!(sent.len(), 1);
 
-        // With sequence regions a gather before and a scatter behind divided layers are as many bytes as a sum.
+        // With sequence regions, a gather before and a scatter after divided layers have as many bytes as a sum.
         let plan = LlamaForCausalLm::tensor_plan().sequence_regions(true);
         let model = built(Some((&group, plan)), false, &new).unwrap();
         let tokens = heads;

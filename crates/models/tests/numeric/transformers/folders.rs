@@ -59,13 +59,13 @@ fn whole_models_bodies_and_heads_load_from_each_other() {
     );
     assert_eq!(report.unused.len(), 5, "{:?}", report.unused);
     assert_eq!(report.loaded, 37);
-    // What is new has first values.
+    // New parameters have initial values.
     let other = BertForSequenceClassification::from_pretrained_as(folder, builder()).unwrap();
     let state = other.state_dict();
     let classifier_weight = state.get("classifier.weight").unwrap();
     assert_eq!(classifier_weight.size(), [3, 32]);
     assert!(classifier_weight.abs().max().double_value(&[]) > 0.0);
-    // And back: the language model's head is not in the classifier's file.
+    // The other direction: the language model's head is not in the classifier's file.
     BertForSequenceClassification::save_pretrained(&classifier, folder).unwrap();
     let mut body = builder().build(|path| Bert::new(path, &options)).unwrap();
     let report = Bert::load_pretrained(&mut body, folder).unwrap();

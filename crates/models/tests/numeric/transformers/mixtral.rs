@@ -225,7 +225,7 @@ fn files_have_published_names_and_are_read_whole_and_by_parts() {
         let text = error.to_string();
         assert!(text.contains(missing) && text.contains("is missing"), "{text}");
     }
-    // Other numbers of experts are told with both shapes.
+    // An error for other numbers of experts contains both shapes.
     let fewer = MixtralOptions { num_local_experts: 3, ..options };
     let mut model = builder().build(|path| MixtralForCausalLm::new(path, &fewer)).unwrap();
     let error = MixtralForCausalLm::load_pretrained(&mut model, &one).unwrap_err().to_string();

@@ -302,7 +302,7 @@ fn inputs_that_do_not_fit_are_named() {
     assert!(found.contains("attention mask is [3, 9], found [3, 8]"), "{found}");
     let found = gpt2.forward(&inputs.ids.repeat([1, 5])).unwrap_err().to_string();
     assert!(found.contains("40 positions, found 45 tokens"), "{found}");
-    // A row of padding alone has numbers, and does no harm to the gradients of others.
+    // A row of padding has finite values, and does not affect the gradients of other rows.
     let case = &models["bert_classifier"];
     let bert = filled(case, Kind::Float, |path, options| {
         BertForSequenceClassification::new(path, options)

@@ -141,14 +141,14 @@ fn units_that_come_next_are_read_while_others_compute_and_a_tied_weight_stays_fo
         let _ = model.forward(&ids).unwrap();
     }
     let last = model.weight_rings()[0];
-    // The bias is held for the whole forward, beside the two places that the others take turns in.
+    // The bias is in memory for the whole forward, beside the two places that the other weights share.
     assert_eq!(last.bytes % 3, 0);
     let largest = (WIDTH * 2 * WIDTH * 2 + 3 * WIDTH + 2 * WIDTH + 3 * WIDTH) * 4;
     assert!(
         last.bytes / 3 >= largest.unsigned_abs() / 2 && last.bytes / 3 < 2 * largest.unsigned_abs()
     );
-    // In each pass the blocks, the norm, the bias and the shared weight are read at most once, but for the weight that is used
-    // at both ends.
+    // In each pass the blocks, the norm, the bias and the shared weight are read at most once, except for the weight
+    // that is used at both ends.
     let in_a_pass = BLOCKS as u64 + 3 + 1;
     assert!(last.fetches - first.fetches <= 3 * in_a_pass, "{first:?} {last:?}");
 }
@@ -176,7 +176,7 @@ fn weights_outside_of_a_forward_and_training_are_errors_with_the_reason() {
     assert!(error.contains("cannot load weights"), "{error}");
     let error = model.place(&DeviceMap::by_hand([("", "cpu")])).unwrap_err().to_string();
     assert!(error.contains("another device map"), "{error}");
-    // Gradients of inputs cannot go through weights that have left.
+    // Gradients of inputs cannot be computed through weights that are no longer in memory.
     let model = dispatched(&path, [("", "cpu"), ("blocks", "disk")]);
     let input = Tensor::randn([2, WIDTH], CPU).set_requires_grad(true);
     let block = &model.module().blocks[0];
@@ -195,7 +195,7 @@ fn files_that_change_or_end_early_are_errors_of_the_unit_and_a_file_that_is_back
     assert_eq!(model.forward(&ids).unwrap(), expected);
     let bytes = std::fs::read(&path).unwrap();
 
-    // Touched and not changed.
+    // The time of the file changes, not its content.
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
     assert_eq!(model.forward(&ids).unwrap(), expected);
@@ -251,11 +251,11 @@ fn maps_that_cannot_be_carried_out_are_refused() {
     let (whole, path) = saved(folder.path());
     let error = whole.dispatch(&path, &DeviceMap::by_hand([("", "disk")])).unwrap_err().to_string();
     assert!(error.contains("build it by `Model::deferred`"), "{error}");
-    // First values are in no file.
+    // Initial values are not in a file.
     let model = Model::deferred(Words::new).unwrap();
     let error = model.place(&DeviceMap::by_hand([("", "disk")])).unwrap_err().to_string();
     assert!(error.contains("its values are in no file"), "{error}");
-    // And need none where they stay.
+    // And need no file if they stay in memory.
     tch::manual_seed(3);
     let drawn =
         Model::deferred(Words::new).unwrap().place(&DeviceMap::by_hand([("", "cpu")])).unwrap();
@@ -270,7 +270,7 @@ fn maps_that_cannot_be_carried_out_are_refused() {
 #[test]
 fn gpus_take_weights_from_the_host_and_the_disk_while_they_compute() {
     if fake::install(2).is_err() {
-        // A real GPU has other bits; `BRIGADE_TEST_DEVICE=cuda` is about those.
+        // A real GPU gives other bits; `BRIGADE_TEST_DEVICE=cuda` tests those.
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -81,7 +81,7 @@ fn what_needs_values_is_an_error_that_says_so() {
     ] {
         assert!(error.contains(text) && error.contains("save_quantized"), "{error}");
     }
-    // A state has the names, and its tensors say why they have no values.
+    // A state has the names, and reading its tensors returns the reason why they have no values.
     let error = error_of(weights::save(&model.state_dict(), folder.path().join("w.safetensors")));
     assert!(error.contains("`save_quantized` writes it"), "{error}");
     let trained = input().set_requires_grad(true);
@@ -134,7 +134,7 @@ fn a_saved_model_comes_back_to_the_bit() {
         model.save_quantized(&path).unwrap();
         let mut again = Model::deferred(constructor).unwrap();
         again.load_weights(&path).unwrap();
-        // Nothing has to be chosen: the file says it.
+        // No format needs to be chosen: the file contains it.
         assert_eq!(again.quantize(&Weights::default()).unwrap(), report);
         for kind in [Kind::Float, Kind::BFloat16] {
             model.to_kind(kind).unwrap();
@@ -146,7 +146,7 @@ fn a_saved_model_comes_back_to_the_bit() {
                 "{chosen:?} {kind:?}"
             );
         }
-        // A model that is to be trained gets the values that the numbers stand for.
+        // A model that is to be trained gets the dequantised values.
         let mut float = Model::new(constructor).unwrap();
         float.load_weights(&path).unwrap();
         assert!(!float.is_quantized());

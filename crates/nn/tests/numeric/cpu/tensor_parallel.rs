@@ -289,7 +289,7 @@ fn row_layers_add_up_and_have_the_bias_once() {
         for (forward, bias) in FORWARDS.into_iter().flat_map(|it| [(it, true), (it, false)]) {
             let [whole, divided] = linears(&group, TensorPlan::new().row("weight"), bias);
             let expected = computed(whole.module(), forward, &input, &weights);
-            // The input of a row layer is divided already: it has not to enter.
+            // The input of a row layer is divided already, so it must not be divided again.
             let forward: Forward = match divided.module().divided() {
                 Some(_) if std::ptr::fn_addr_eq(forward, FORWARDS[3]) => Linear::forward_entered,
                 _ => forward,
@@ -341,7 +341,7 @@ fn layers_with_the_same_input_enter_once() {
         let region = TensorRegion::new(group.clone());
         let found = twice(divided.module(), &region, &piece(&weights, -1, &group));
         same(&found, &expected);
-        // Without the edge a rank has its summand alone.
+        // Without the edge a rank has only its summand.
         let own = twice(divided.module(), &TensorRegion::default(), &piece(&weights, -1, &group));
         assert!(!own.allclose(&expected, 1e-3, 1e-3, false));
     });

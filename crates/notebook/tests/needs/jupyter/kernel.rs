@@ -52,7 +52,7 @@ impl Setup {
         {
             command.env(variable, folder_of(variable, name));
         }
-        // The host reaches no registry.
+        // The host cannot reach a registry.
         command.env("CARGO_NET_OFFLINE", "true");
         self.start(command, folder)
     }
@@ -168,7 +168,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // The end of its input ends the driver, and the driver its kernel.
+        // The end of its input ends the driver, which then ends its kernel.
         drop(self.stdin.take());
         let _ = self.child.wait();
     }

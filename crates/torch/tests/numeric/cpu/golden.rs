@@ -95,19 +95,19 @@ fn train(group: &ProcessGroup, names: &[String], case: &Case, gradient_as_bucket
     let sum = |tensor: &Tensor| tensor.sum(Kind::Double).double_value(&[]);
     for (name, parameter) in &model.parameters {
         let large = sum(&parameter.abs());
-        // The bias of a convolution before a BatchNorm has no influence: its gradient is what rounding
-        // leaves, and Adam makes full steps of it, in a direction that rounding decides.
+        // The bias of a convolution before a BatchNorm has no influence: its gradient is only rounding, and Adam makes
+        // full steps of it, in a direction that rounding determines.
         let free = opt == "adam" && ["module1.0.bias", "module2.0.bias"].contains(&&name[..]);
         let bound = if free { noise(steps, parameter) } else { SUM_TOLERANCE * large };
         assert_close(&[large], &[case.weight_abs_sums[name]], 0.0, bound);
         // Terms of both signs cancel: the error goes with the sum of their sizes.
         assert_close(&[sum(parameter)], &[case.weight_sums[name]], 0.0, bound);
     }
-    // The file holds rank 0's.
+    // The file contains rank 0's.
     if group.rank() == 0 {
         assert_eq!(case.buffers.len(), model.buffers.len());
         for (name, buffer) in &model.buffers {
-            // The mean of what such a bias is added to goes with it.
+            // The mean of an output to which such a bias is added changes with it.
             let bound = if opt == "adam" && name.ends_with("running_mean") {
                 noise(steps, buffer)
             } else {

@@ -79,7 +79,7 @@ dist_test!(world = 3, dist_all_reduce_of_every_type, |world| {
 
 dist_test!(world = 2, dist_all_reduce_of_every_shape, |world| {
     let group = rendezvous::group(&world);
-    // Not contiguous: a transposed view, a column. What lies beside it stays.
+    // Not contiguous: a transposed view, a column. Adjacent memory must not change.
     let whole = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
     group.all_reduce(&mut whole.tr(), ReduceOp::Sum).unwrap();
     assert_eq!(values(&whole), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);

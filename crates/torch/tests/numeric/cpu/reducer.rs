@@ -75,7 +75,7 @@ fn alone() -> Vec<f64> {
 fn together(group: &ProcessGroup, options: ReducerOptions) -> Vec<f64> {
     let part = ROWS / group.size() as i64;
     let first = part * group.rank() as i64;
-    // Each rank starts elsewhere: rank 0's values are everybody's.
+    // Each rank starts with different values: rank 0's are used on all.
     let layers = layers(1 + group.rank() as i64);
     let reducer = Reducer::new(group, &layers, &[], options).unwrap();
     for step in 0..STEPS {
@@ -322,7 +322,7 @@ dist_test!(world = 3, dist_models_that_differ, |world| {
     let buffer = |kind| vec![("running".to_owned(), tensor(&[4], kind))];
     let plain = || (model(&[], 3), buffer(Kind::Float));
     type Model = (Vec<(String, Tensor)>, Vec<(String, Tensor)>);
-    // Who is different, how, and what the error names.
+    // The rank that differs, the difference, and the names in the error.
     let cases: [(usize, Model, &str, &str); 6] = [
         (
             2,
@@ -370,7 +370,7 @@ dist_test!(world = 3, dist_models_that_differ, |world| {
             _ => panic!("{error}"),
         }
     }
-    // Rank 0 is the one that differs: the first other rank is named.
+    // Rank 0 is the one that differs: the error contains the first other rank.
     let (parameters, buffers) =
         if group.rank() == 0 { (model(&[], 1), Vec::new()) } else { plain() };
     let made = Reducer::new(&group, &parameters, &buffers, ReducerOptions::default());

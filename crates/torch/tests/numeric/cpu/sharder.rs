@@ -481,7 +481,7 @@ fn errors_and_panics_leave_the_sharder_usable() {
             assert!(refused.contains("gradients of gradients"), "{refused}");
             sharder.set_sync(false, false).unwrap();
             backward(&net.sharded_loss(sharder, &tokens(rank, 1)).unwrap()).unwrap();
-            // What the window's earlier batch has brought stays.
+            // Gradients of the window's earlier batch are kept.
             assert!(fail(false).is_err());
             sharder.set_sync(true, true).unwrap();
             backward(&net.sharded_loss(sharder, &tokens(rank, 2)).unwrap()).unwrap();
@@ -520,7 +520,7 @@ fn a_recomputed_part_gathers_its_unit_once() {
                 })
             };
             backward(&loss(&tokens(rank, 0)).unwrap()).unwrap();
-            // The root once, each block in the forward and in the backward: nothing for what is computed again.
+            // The root once, each block in the forward and in the backward: nothing for recomputed parts.
             assert_eq!(sharder.meter().unwrap().gathers, 1 + 2 * BLOCKS as u64);
             for named in net.parameters() {
                 assert!(

@@ -22,7 +22,7 @@ dist_test!(world = 2, dist_parameters_that_do_not_fit_are_refused, |world| {
         sound.to_sparse_sparse_dim(1),
         Tensor::new(),
     ];
-    // Rank 1 says nothing meanwhile: a refusal that came after a message would wait for it.
+    // Rank 1 sends nothing meanwhile: a refusal that followed a message would wait for it.
     if world.rank.as_usize() == 0 {
         for wrong in &wrong {
             let running = |running_mean, running_var| BatchNormState {

@@ -87,10 +87,10 @@ impl PowerSgd {
 
 /// The hook with its state.
 ///
-/// A bucket takes three calls: its left factors are sent in its own, its right factors in the next
-/// bucket's, and in the last bucket's call all are waited for. So messages travel while backward computes
-/// the gradients of other buckets. PyTorch goes on in a callback of the first message instead: with Gloo
-/// that runs whenever the message has ended, so ranks could send in different orders.
+/// A bucket takes three calls: its left factors are sent in its own call, its right factors in the next bucket's, and
+/// the call of the last bucket waits for all. So messages are in flight while backward computes the gradients of other
+/// buckets. PyTorch continues in a callback of the first message instead: with Gloo it runs as soon as the message has
+/// ended, so ranks could send in different orders.
 pub(super) struct PowerSgdHook {
     options: PowerSgd,
     /// Parameters in the reducer's order.
@@ -98,21 +98,21 @@ pub(super) struct PowerSgdHook {
     state: Mutex<State>,
 }
 
-/// A parameter as the matrix that its gradient is compressed as.
+/// A parameter with the shape of the matrix as which its gradient is compressed.
 struct Parameter {
     name: String,
     n: i64,
     m: i64,
 }
 
-/// State by parameter, not by place in buckets: buckets are rebuilt after the first backward, also after the first one
-/// of a resumed run.
+/// State by parameter, not by position in buckets: buckets are rebuilt after the first backward, including the first
+/// one of a resumed run.
 #[derive(Default)]
 struct State {
     iteration: u64,
     /// Compression errors, `[n, m]`.
     errors: BTreeMap<usize, Tensor>,
-    /// The m by r factor.
+    /// Factors `[m, r]`, which the next step starts from.
     factors: BTreeMap<usize, Tensor>,
     /// The buckets of this backward.
     underway: Vec<Underway>,
@@ -120,7 +120,7 @@ struct State {
 
 struct Underway {
     matrices: Vec<Matrix>,
-    /// Gradients that go whole, or the bucket itself, and their message.
+    /// Gradients that are sent uncompressed, or the bucket itself, and their message.
     whole: Vec<Tensor>,
     rest: Option<Work<Tensor>>,
     stage: Stage,
@@ -133,7 +133,7 @@ enum Stage {
     Right { left: Vec<Tensor>, right: Work<Tensor> },
 }
 
-/// A gradient that goes as two factors.
+/// A gradient that is sent as two factors.
 struct Matrix {
     parameter: usize,
     /// The gradient as `[n, m]`: a view.
@@ -148,7 +148,7 @@ impl GradientHook for PowerSgdHook {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         let mut state = self.state.lock();
         if bucket.index == 0 {
-            // Operations left over from a backward that was interrupted.
+            // Operations of a backward that was interrupted.
             state.underway.clear();
         }
         let done = self.forward(&mut state, group, bucket);
@@ -197,7 +197,7 @@ impl PowerSgdHook {
         Ok(())
     }
 
-    /// Sends what goes whole, and the left factors.
+    /// Sends uncompressed gradients and the left factors.
     fn start(&self, state: &State, group: &ProcessGroup, bucket: &Bucket) -> Result<Underway> {
         let (mut matrices, whole) = self.split(state, bucket)?;
         let rest = match whole.as_slice() {
@@ -211,13 +211,14 @@ impl PowerSgdHook {
         }
         let stage = match left.as_slice() {
             [] => Stage::Whole,
-            // A sum suffices instead of a mean, since the factors are normalised next.
+            // A sum suffices in place of a mean, since the factors are normalised next.
             left => Stage::Left(group.start_all_reduce(join(left)?, ReduceOp::Sum)?),
         };
         Ok(Underway { matrices, whole, rest, stage })
     }
 
-    /// The gradients that are compressed, with what earlier steps lost, and those that go whole.
+    /// Splits a bucket into gradients to compress, with the errors of earlier steps added, and gradients to send
+    /// uncompressed.
     fn split(&self, state: &State, bucket: &Bucket) -> Result<(Vec<Matrix>, Vec<Tensor>)> {
         let mut matrices = Vec::new();
         let mut whole = Vec::new();
@@ -252,7 +253,7 @@ impl PowerSgdHook {
         Ok((matrices, whole))
     }
 
-    /// Waits, and puts the means in place.
+    /// Waits for the messages, and writes the means into the bucket.
     fn finish(&self, state: &mut State, underway: Underway) -> Result<()> {
         let Underway { matrices, whole, rest, stage } = underway;
         if let Stage::Right { left, right } = stage {
@@ -269,8 +270,8 @@ impl PowerSgdHook {
             }
         }
         if let Some(rest) = rest {
-            // Gradients that were sent whole have no compression error. PyTorch keeps their difference from the mean as
-            // an error, which cancels out over the ranks up to rounding.
+            // Gradients that were sent uncompressed have no compression error. PyTorch keeps their difference from the
+            // mean as an error, which cancels out over the ranks up to rounding.
             let means = part(&rest.wait()?, whole.iter().map(Tensor::size))?;
             for (mut gradient, mean) in whole.into_iter().zip(means) {
                 gradient.f_copy_(&mean)?;
@@ -304,12 +305,12 @@ impl Underway {
     }
 }
 
-/// Starts the mean over the ranks; divided before the sum, so that 16-bit floats do not overflow.
+/// Starts the mean over the ranks. Divides before the sum, so that 16-bit floats do not overflow.
 fn start_mean(group: &ProcessGroup, values: &Tensor) -> Result<Work<Tensor>> {
     group.start_all_reduce(values.f_div_scalar(group.size() as f64)?, ReduceOp::Sum)
 }
 
-/// Concatenates tensors in contiguous memory: one message instead of many.
+/// Concatenates tensors into contiguous memory, so that one message suffices.
 fn join(tensors: &[Tensor]) -> Result<Tensor> {
     let flat = tensors.iter().map(|t| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
     Ok(Tensor::f_cat(&flat, 0)?)

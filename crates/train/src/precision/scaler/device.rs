@@ -13,8 +13,8 @@ use crate::error::TrainError;
 use crate::parameters::Parameters;
 use crate::recorder::AtReplay;
 
-/// The scale on a GPU, where it is applied and updated, so that no step waits for it. The host computes the same scale
-/// from the overflows that it reads later.
+/// Scale on a GPU, where it is applied and updated, so that no step waits for it. The host computes the same scale
+/// later, from the overflow flags that it reads.
 #[derive(Debug)]
 pub(super) struct DeviceScale {
     /// The scale, one float32, and the growth counter of PyTorch's kernel, one int32.
@@ -24,7 +24,7 @@ pub(super) struct DeviceScale {
     found: Tensor,
     /// `true` if an optimizer has stepped since the last backward pass.
     pub(super) stepped: bool,
-    /// Backward passes so far that followed a step.
+    /// Number of backward passes so far that followed a step.
     iteration: u64,
     /// Overflow flags of steps that are being copied to the host, with their iterations.
     arriving: VecDeque<(u64, Fetch)>,
@@ -46,7 +46,7 @@ impl DeviceScale {
         })
     }
 
-    /// Moves the scale by what the last steps have found, on the device.
+    /// Updates the scale on the device, from the overflow flags of the last steps.
     fn move_on(&mut self, options: &GradScalerOptions) -> Result<()> {
         let GradScalerOptions { growth_factor, backoff_factor, growth_interval, .. } = *options;
         let _guard = tch::no_grad_guard();
@@ -69,8 +69,8 @@ impl DeviceScale {
 }
 
 impl GradScaler {
-    /// The device where the scale is kept for losses of this device; `None` for the CPU, and for scalers of a
-    /// program without an Accelerator.
+    /// Returns the device on which the scale is kept for a loss on this device. `None` for the CPU, and for scalers of
+    /// a program without an Accelerator.
     pub(super) fn device(&self, of_loss: Device) -> Option<Device> {
         let inner = self.inner.lock();
         let device = inner.job.as_ref()?.device;
@@ -82,7 +82,7 @@ impl GradScaler {
         let inner = &mut *guard;
         let recording = inner.job.as_ref().is_some_and(|job| job.recorder.is_recording());
         if !recording {
-            // The result of the last step may still be on its way.
+            // The result of the last step may not have arrived yet.
             inner.settle(1)?;
         }
         let waits = !inner.unscaled.is_empty();
@@ -107,15 +107,15 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Divides the gradients unless that was done already, and returns a float32 `[1]` on their device: not 0 if one of
-    /// them was not finite, so that the device skips the step. The host does not wait.
+    /// Divides the gradients unless that was done already, and returns a float32 tensor `[1]` on their device, non-zero
+    /// if a gradient was not finite, so that the device skips the step. The host does not wait.
     pub(crate) fn found_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
         let found = self.unscale_on_device(parameters)?;
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let job = inner.job.clone();
         if let Some(device) = &mut inner.device {
-            // In place: a recorded step finds it where it was.
+            // In place: a recorded step reads the tensor at the same address.
             let _guard = tch::no_grad_guard();
             device.found.f_copy_(&device.found.f_maximum(&found)?)?;
             device.stepped = true;
@@ -156,7 +156,7 @@ impl GradScaler {
         {
             group.all_reduce(&mut found, ReduceOp::Max)?;
         }
-        // Flags of parameters that were divided earlier, as by clipping.
+        // Flags of parameters that were divided earlier, such as by clipping.
         let earlier: Vec<Tensor> = parameters
             .iter()
             .filter_map(|p| inner.unscaled.get(&TensorId::of(p))?.on_device())
@@ -171,13 +171,13 @@ impl GradScaler {
         Ok(found)
     }
 
-    /// Returns `true` if a GPU keeps the scale: from the first backward on.
+    /// Returns `true` if the scale is on a GPU: from the first backward on.
     pub(crate) fn is_on_device(&self) -> bool {
         self.inner.lock().device.is_some()
     }
 
-    /// Divides the gradients as [`GradScaler::unscale`] does, without waiting for the device. Returns a float32 `[1]`
-    /// on the device that is not 0 if a value was not finite.
+    /// Divides the gradients as [`GradScaler::unscale`] does, without waiting for the device. Returns a float32 tensor
+    /// `[1]` on the device, non-zero if a value was not finite.
     pub(crate) fn unscale_later(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         let mut handles = Vec::new();
         parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
@@ -193,8 +193,8 @@ impl GradScaler {
 }
 
 impl ScalerInner {
-    /// Reads the overflow flags of all steps but the newest `keep`, and updates the host's scale as the device's. Waits
-    /// for the device.
+    /// Reads the overflow flags of all steps but the newest `keep`, and updates the host's scale like the device's.
+    /// Waits for the device.
     pub(super) fn settle(&mut self, keep: usize) -> Result<()> {
         let Some(device) = &mut self.device else { return Ok(()) };
         while device.arriving.len() > keep {
@@ -206,7 +206,7 @@ impl ScalerInner {
                     self.state = self.options.moved(self.state, before);
                 }
             }
-            // Several optimizers may step in an iteration.
+            // Several optimizers may step in one iteration.
             let any = self.stepped.unwrap_or(false) || found;
             self.stepped = Some(any);
             self.skipped = any;
@@ -215,7 +215,7 @@ impl ScalerInner {
     }
 }
 
-/// The overflows of a recorded step.
+/// Reads the overflow flags of a recorded step at each replay.
 struct ReadOverflow {
     scaler: GradScaler,
     found: Tensor,
@@ -234,7 +234,7 @@ impl AtReplay for ReadOverflow {
     }
 }
 
-/// The backward pass of a recorded step, by which the scale moves.
+/// Updates the scale at the backward pass of a recorded step.
 struct NextIteration {
     scaler: GradScaler,
 }

@@ -27,7 +27,7 @@ pub struct OperationSummary {
 /// Name of an allocation in libtorch's events.
 const MEMORY: &str = "[memory]";
 
-/// Adds up events by name. An event lies in another of its thread when that one spans it.
+/// Sums events by name. An event is nested in another one of its thread if that one spans it.
 pub(super) fn summarize(events: &[ProfiledEvent]) -> Vec<OperationSummary> {
     let mut order: Vec<&ProfiledEvent> = events.iter().collect();
     // The longer of two events that begin together is the outer one; events of length 0 are inner ones.
@@ -75,7 +75,7 @@ pub(super) fn summarize(events: &[ProfiledEvent]) -> Vec<OperationSummary> {
 #[derive(Debug, Clone)]
 pub struct Table {
     rows: Vec<OperationSummary>,
-    /// Total time of all rows, including those that are not shown, for CPU and GPU.
+    /// Total time of all rows on CPU and GPU, including rows that are not shown.
     self_ns: [u64; 2],
     memory: bool,
     flops: bool,

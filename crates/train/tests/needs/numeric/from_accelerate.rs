@@ -124,8 +124,8 @@ fn goes_on(converted: &Path, random: bool) {
     assert_eq!(run.optimizer.steps().unwrap(), 9);
     close(run.scheduler.lr().unwrap(), expected["lr"][0].as_f64().unwrap(), "rate");
     for (name, values) in expected["weights"].as_object().unwrap() {
-        // The norm takes the bias before it out again: its gradient is rounding, and Adam makes a step of
-        // full length of any gradient.
+        // The normalisation removes the bias before it: its gradient is rounding, and Adam makes a step of full length
+        // of any gradient.
         if ["0.bias", "1.running_mean"].contains(&name.as_str()) {
             continue;
         }
@@ -144,7 +144,7 @@ fn a_folder_of_accelerates_goes_on() {
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     Run::new(1).save(&like);
     let report = convert_like(&fixtures().join("accelerate"), &made, &like, &[]).unwrap();
-    // The program has no scaler here, and no run of Brigade has Python's generators.
+    // This program has no scaler, and runs of Brigade do not have Python's generators.
     let left = report.left_out.join("\n");
     assert!(left.contains("scaler.pt: "), "{left}");
     assert!(left.contains("random_state, numpy_random_seed"), "{left}");

@@ -35,7 +35,7 @@ dist_test!(world = 4, dist_data_that_are_empty_or_too_few, |_world: World| -> Re
             for batch in &loader {
                 let batch = batch?;
                 let input = batch.to_kind(Kind::Float);
-                // Ranks without a batch would wait without end in a reduction that others enter.
+                // Ranks without a batch would wait forever in a reduction that others enter.
                 if even {
                     accelerator.accumulate(&model, &batch, || {
                         let loss = model.forward(&input)?.square().mean(Kind::Float);

@@ -79,7 +79,7 @@ fn a_convolutional_model_is_put_into_the_faster_format() {
     let prepared = built(Some(true)).prepare(cnn(Kind::Double)).unwrap();
     assert_eq!(formats(&prepared).len(), 2);
     assert!(formats(&prepared).values().all(|&last| last), "asked for by name");
-    // What has no convolution has nothing to gain.
+    // A model without convolutions does not benefit.
     let linear = Model::new(|path| Linear::new(path, 3, 2)).unwrap();
     let linear = built(Some(true)).prepare(linear).unwrap();
     assert!(linear.inner().parameters()[0].tensor.is_contiguous());
@@ -132,7 +132,7 @@ dist_test!(world = 2, dist_buckets_keep_the_order_of_memory, |world: World| -> R
     let (last, model) = train(&second)?;
     assert_close(&last, &plain, 1e-4, 0.0);
     assert!(formats(&model).values().all(|&last| last));
-    // Ranks whose buckets would be in different orders are told.
+    // Ranks whose buckets would have different orders return an error.
     let mixed = Accelerator::builder()
         .sharing(&first)
         .quiet(true)

@@ -97,7 +97,7 @@ fn train(
             };
             let (weighted, weight) = (loss.value() * loss.weight(), loss.weight());
             let sums = Tensor::from_slice(&[weighted, weight]);
-            // Ranks with the same samples say the same, and those with other tokens their part.
+            // Ranks with the same samples return the same loss, those with other tokens their part.
             let sums = accelerator.processes().reduce(&sums, brigade_torch::ReduceOp::Sum)?;
             losses.push((sums.double_value(&[0]), sums.double_value(&[1])));
             if let Some(norm) = accelerator.clip_grad_norm(&model, clip)? {
@@ -490,7 +490,7 @@ fn what_does_not_work_is_named() {
         assert!(backward.contains("use `Accelerator::forward_backward`"), "{backward}");
         let outside = model.forward(&text(0, 2)).unwrap_err().to_string();
         assert!(outside.contains(&format!("this rank has stage {rank} of a pipeline of 2")));
-        // A loss that is not finite is known on all ranks, and the step goes on for them.
+        // All ranks detect a loss that is not finite, and the step continues.
         let infinite = accelerator.forward_backward(&model, &text(0, 2), |model, micro| {
             let loss = model.forward(Labelled::new(micro, micro))?.mean()?;
             Ok(loss / 0.0)

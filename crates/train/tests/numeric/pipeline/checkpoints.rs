@@ -184,7 +184,7 @@ fn any_mesh_goes_on() {
         let folder = folder.path().join(number.to_string());
         let expected = save(form, &folder);
         same(&expected, first.get_or_insert_with(|| expected.clone()));
-        // Each mesh is loaded by others, in turns.
+        // Each mesh is loaded by others, in turn.
         for other in [number + 1, number + 3].map(|other| FORMS[other % FORMS.len()]) {
             same(&resume(other, &folder), &expected);
         }
@@ -254,7 +254,7 @@ fn files_do_not_depend_on_the_stages() {
             run.accelerator.load_state(&saved).unwrap();
             run.accelerator.save_model(&run.model, &file).unwrap();
             run.accelerator.checkpoints().save_model_in_parts(&run.model, &parts, 3000).unwrap();
-            // Values that are gone come back from files, and from whole states.
+            // Removed values are restored from files, and from whole states.
             let model = run.model.full_state_dict().unwrap();
             let optimizer = run.optimizer.full_state_dict().unwrap();
             let own = |run: &Run| -> Vec<Vec<f64>> {

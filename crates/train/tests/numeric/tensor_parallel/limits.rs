@@ -186,7 +186,7 @@ fn child() {
         let error = text(build().build());
         assert!(error.contains(&expected), "{error}");
     }
-    // What the program sets goes first.
+    // A setting of the program takes precedence.
     build().tensor_parallel(1).build().unwrap();
 }
 
@@ -258,7 +258,7 @@ fn the_environment_says_whether_there_are_sequence_regions() {
 fn an_overflow_on_one_tensor_rank_skips_the_step_everywhere() {
     on_ranks(4, |builder, rank| {
         let builder = builder.sharding(None).mesh(mesh(2, 1, 2));
-        // A scale that does not overflow by itself.
+        // A scale that does not cause an overflow.
         let scaler = GradScalerOptions { init_scale: 16.0, ..Default::default() };
         let builder = builder.mixed_precision(Precision::Fp16).grad_scaler(scaler);
         let accelerator = builder.build().unwrap();

@@ -176,7 +176,7 @@ impl Check {
         self.passes(ours, run);
         let last = ours.fits.last().into_iter().flat_map(|fit| &fit.hypers).flatten();
         let by = of_schedule(last.map(|it| it.lr).fold(0.0, f64::max));
-        // A search alone leaves no optimizer behind, where fastai's keeps the one that it has made.
+        // A search alone leaves no optimizer, while fastai keeps the one that it has made.
         if !ours.learner.hypers().is_empty() || ours.found.is_empty() {
             self.hypers("hypers_after", ours.learner.hypers(), &run["hypers_after"], by);
         }
@@ -392,7 +392,7 @@ impl Check {
         self.equal("predictions", &ours.predictions.len(), &list("get_preds").len());
         let calls = run["calls"].as_array().unwrap().iter().filter(|it| it[0] == "get_preds");
         for (at, (call, theirs)) in calls.zip(list("get_preds")).enumerate() {
-            // Inputs come first where they are asked for, and decisions only where they are.
+            // Inputs come first if they are requested, and decisions are included only if they are.
             let theirs = theirs.as_array().unwrap().as_slice();
             let theirs = if call[1]["with_input"] == true { &theirs[1..] } else { theirs };
             let parts = |outcome: &Outcome| -> Vec<Vec<f64>> {

@@ -85,7 +85,7 @@ fn ended_before_the_nan(run: &Value, ours: &Outcome, losses: &[f64]) {
 
 #[test]
 fn a_loss_that_is_nan_is_an_error_before_any_weight_changes() {
-    // fastai goes on, and all weights are NaN at the end.
+    // fastai continues, and all weights are NaN at the end.
     let run = run("nan_without_callback");
     let ours = make(run);
     assert!(is_not_finite(&ours.result), "{:?}", ours.result);
@@ -94,7 +94,7 @@ fn a_loss_that_is_nan_is_an_error_before_any_weight_changes() {
 
 #[test]
 fn terminate_on_nan_keeps_the_weights_before_the_batch() {
-    // fastai looks at the loss after the step, when the weights are NaN.
+    // fastai checks the loss after the step, when the weights are NaN.
     let run = run("terminate_on_nan");
     let ours = make(run);
     ours.result.as_ref().unwrap();
@@ -103,8 +103,8 @@ fn terminate_on_nan_keeps_the_weights_before_the_batch() {
 
 #[test]
 fn restarts_come_at_their_batch() {
-    // fastai computes the place within a cycle in f32, and here the first batch of the third cycle still falls into
-    // the second one, with a rate of nearly 0. Up to there all agrees.
+    // fastai computes the position within a cycle in f32, so that the first batch of the third cycle still belongs to
+    // the second one, with a rate of nearly 0. Up to there all values agree.
     let run = run("sgdr_three");
     let ours = make(run);
     ours.result.as_ref().unwrap();
@@ -126,7 +126,7 @@ fn restarts_come_at_their_batch() {
 
 #[test]
 fn groups_frozen_after_a_fit_do_not_decay() {
-    // fastai's zero_grad leaves gradients of zero, so that weight decay goes on in groups that were frozen later.
+    // fastai's `zero_grad` leaves gradients of zero, so that weight decay continues in groups that were frozen later.
     let run = run("unfrozen_then_frozen");
     let ours = make(run);
     ours.result.as_ref().unwrap();

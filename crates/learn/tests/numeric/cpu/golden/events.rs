@@ -178,7 +178,7 @@ fn check(case: &Value) -> Vec<String> {
             rows[1][0] = Some(smoothed(recorder.losses()));
         }
         if batch && place.training == Some(false) {
-            // fastai takes the loss of the last training batch for that of the validation's; ours has none.
+            // fastai uses the loss of the last training batch as that of the validation; ours has none.
             rows[0][1..].fill(None);
         }
         if place.event == "before_epoch" && place.level == Level::Epoch {

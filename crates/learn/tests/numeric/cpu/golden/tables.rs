@@ -47,7 +47,8 @@ fn callbacks_have_fastais_places() {
             panic!("{name}")
         };
         assert_eq!(i64::from(callback.order()), order.as_i64().unwrap(), "{name}");
-        // What hears of training alone in fastai does so here; clipping, which has nothing to do elsewhere, too.
+        // Callbacks that get only training events in fastai do so here, and so does clipping, which has no work
+        // elsewhere.
         assert_eq!(*train, true, "{name}");
         if *valid == false {
             assert_eq!(callback.phases(), Phases::Train, "{name}");
@@ -106,7 +107,7 @@ fn freezing() {
         exempt.sort_unstable();
         expected.sort_unstable();
         assert_eq!(exempt, expected, "{case}");
-        // Norms of frozen groups go on training, and all others do not.
+        // Normalisations of frozen groups are trained, all others are not.
         learner.freeze_to(groups as isize).unwrap();
         let trained = learner.parameters().into_iter().filter(|it| it.tensor.requires_grad());
         let trained: Vec<String> = trained.map(|it| it.name).collect();
@@ -140,7 +141,7 @@ fn schedules() {
     for case in FILE["schedulers"]["cases"].as_array().unwrap() {
         let curve = annealing(&case["sched"]);
         if case["values"].is_string() {
-            // fastai wants shares that add up to 1 exactly; ours allows for rounding.
+            // fastai requires shares with a sum of exactly 1; ours accepts rounding errors.
             assert!((curve.at(0.0) - 0.3).abs() < 1e-12, "{case}");
             assert!((curve.at(0.7) - 0.1).abs() < 1e-12, "{case}");
             assert!((curve.at(0.95) - 0.9).abs() < 1e-12, "{case}");

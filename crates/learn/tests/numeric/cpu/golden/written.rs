@@ -54,7 +54,7 @@ fn lines_are_fastais() {
         let ours: Vec<&str> =
             lines.lines().filter(|line| beginnings.iter().any(|it| line.starts_with(it))).collect();
         let theirs: Vec<String> = serde_json::from_value(run["printed"].clone()).unwrap();
-        // A best of an earlier fit is from no epoch of this one, and no epoch has the number -1.
+        // The best epoch of an earlier fit has no number in this one, and no epoch has the number -1.
         let theirs: Vec<String> =
             theirs.iter().map(|line| line.replace("since epoch -1", "in this fit")).collect();
         assert_eq!(ours.len(), theirs.len(), "{name}: {ours:?} instead of {theirs:?}");
@@ -104,7 +104,7 @@ fn tables_are_fastais() {
 
 #[test]
 fn validation_and_predictions_leave_the_recorder() {
-    // fastai's begin as a fit does, and wipe the recorder.
+    // fastai's begin like a fit, and clear the recorder.
     let run = run("validate_and_predict");
     let ours = make(run);
     ours.result.as_ref().unwrap();

@@ -59,7 +59,8 @@ fn exponential(accelerator: &Accelerator) {
     let same = |a: &StateDict, b: &StateDict| assert!(apart(a, b) < 1e-14);
     let (learner, averages, stepped, validated) = run(Ema::new(0.9));
     assert_eq!(averages.len(), 12);
-    // Validation sees the average of its epoch's end, training goes on with the weights, and the last average stays.
+    // Validation uses the average at the end of its epoch, training continues with the weights, and the last average is
+    // kept.
     same(&validated[0], &averages[5]);
     same(&validated[1], &averages[11]);
     same(&learner.state_dict(), &averages[11]);
@@ -74,7 +75,7 @@ fn exponential(accelerator: &Accelerator) {
     same(&learner.state_dict(), &averages[11]);
 
     step!("EMA put back");
-    // An error or a cancellation within the validation: the weights are back, or the average is kept.
+    // After an error or a cancellation within the validation, the weights are restored, or the average is kept.
     let interrupted = |fails: bool, ema: Ema| {
         let mut learner = crate::setup::learner(accelerator);
         let (stepped, after_step) = keeping(&[Event::AfterStep], 41);

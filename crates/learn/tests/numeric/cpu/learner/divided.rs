@@ -155,7 +155,7 @@ fn goes_on_from_files(accelerator: &Accelerator) {
         let model = Model::builder().kind(Kind::Double).build(new).unwrap();
         Predictor::load::<Tensor, _>(&one, path.join("export.pth"), model).unwrap();
     }
-    // A fit that is interrupted goes on with its average, on these ranks and on one.
+    // An interrupted fit continues with its average, on these ranks and on one.
     let fit = |on: &Accelerator, folder: &Path, stop: Option<usize>| {
         // Checkpoints of its own, without what another fit has registered.
         let accelerator = Accelerator::builder().sharing(on).quiet(true).build().unwrap();

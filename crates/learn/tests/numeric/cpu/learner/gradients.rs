@@ -85,12 +85,12 @@ fn accumulates(accelerator: &Accelerator) {
         });
         (seen, looking)
     };
-    // Gradients of the 48 samples of a fit that makes no step are not there in the next.
+    // Gradients of the 48 samples of a fit that makes no step are not part of the next fit.
     let mut learner = batch(8);
     learner.fit(1, 0.1, GradientAccumulation::new(400)).unwrap();
     let (after, looking) = looking_at(0);
     learner.fit(1, 0.1, looking).unwrap();
-    // The rate 0 leaves the weights: the seventh batch is the first of the second epoch.
+    // The rate 0 does not change the weights: the seventh batch is the first of the second epoch.
     let (expected, looking) = looking_at(6);
     batch(8).fit(2, 0.0, looking).unwrap();
     close(&after.borrow(), &expected.borrow(), 1e-12);
@@ -124,7 +124,7 @@ fn with_nan(accelerator: &Accelerator, accumulate: bool) {
     let batch = 8 / accelerator.processes().num_processes();
     let (inputs, classes) = data(48, 10);
     let _ = inputs.get(23).get(0).fill_(f64::NAN);
-    // Its statistics have seen the NaN, and are put back.
+    // The statistics have included the NaN, and are restored.
     let normalised = |path: &ParamPath<'_>| {
         Sequential::new()
             .add(Linear::new(path / 0, FEATURES, 8))
@@ -153,7 +153,7 @@ fn with_nan(accelerator: &Accelerator, accumulate: bool) {
         sound.add(GradientAccumulation::new(16));
     }
     sound.fit(3, 0.1, stop).unwrap();
-    // Statistics are each rank's own until something is computed with them.
+    // Statistics differ between ranks until something is computed with them.
     let loss = learner.validate().unwrap().loss;
     assert_eq!(sound.validate().unwrap().loss, loss);
     assert!(loss.is_finite());
@@ -161,11 +161,11 @@ fn with_nan(accelerator: &Accelerator, accumulate: bool) {
     ranks_agree(&learner);
     let is_finite = |it: &NamedTensor| bool::try_from(it.tensor.isfinite().all()).unwrap();
     assert!(learner.parameters().iter().chain(&learner.buffers()).all(is_finite));
-    // Without it the same on every rank is an error, and the Learner can be used after it.
+    // Without it, all ranks return the same error, and the Learner can be used afterwards.
     let mut learner = broken();
     let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
     assert!(error.contains("loss") && error.contains("finite"), "{error}");
-    // Weights are those before the batch, and the ranks can go on together.
+    // The weights are those before the batch, and the ranks can continue together.
     assert!(learner.parameters().iter().all(is_finite));
     learner.predictions().unwrap();
 }

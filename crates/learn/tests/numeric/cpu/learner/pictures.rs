@@ -91,7 +91,7 @@ fn the_graph_of_losses_is_drawn_after_each_epoch() {
     let (text, png) = (folder.path().join("graphs/loss.txt"), folder.path().join("loss.png"));
     let callbacks = (show, ShowGraph::file(&text), ShowGraph::file(&png), ShowGraph::new());
     learner.fit(3, 1e-3, callbacks).unwrap();
-    // A pass that is no fit draws nothing.
+    // A pass outside of a fit draws nothing.
     learner.validate().unwrap();
     let charts = charts.borrow();
     assert_eq!(charts.len(), 3);

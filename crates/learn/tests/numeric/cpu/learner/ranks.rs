@@ -45,7 +45,7 @@ dist_test!(
             assert_eq!(expected.1[2], targets, "in the order of the data");
             same_on_all(&two, expected);
         }
-        // Training data are predicted in order and once, and the position in them stays.
+        // Training data are predicted in order and once, and the position in them does not change.
         let order = |learner: &mut Learner| {
             let (_, predicted) = measures(learner, Part::Train);
             assert_eq!(predicted[2], bits(&data(48, 10).1));
@@ -103,7 +103,7 @@ dist_test!(world = 2, dist_a_fit_decides_as_one_process, |_world: World| {
         let mut learner = measured(accelerator, 13, 3);
         let path = folder.path().join(name);
         let save = SaveModel::new(&path).monitor("accuracy");
-        // A rate at which the loss goes up and down.
+        // A rate with which the loss rises and falls.
         let stop = EarlyStopping::new(4);
         learner.add((save, ReduceLrOnPlateau::new(1).factor(3.0), stop));
         learner.fit(40, 1.6, ()).unwrap();

@@ -56,7 +56,7 @@ const RECIPES: [Recipe; 5] = [
         let path = learner.accelerator().processes().broadcast_object(folder.path().to_owned(), 0);
         let save = SaveModel::new(path.unwrap().join("best.pth")).with_optimizer(true);
         learner.fit(3, 0.2, save).unwrap();
-        // Other ranks read what rank 0 has sent, before its folder goes.
+        // Other ranks read the files that rank 0 has sent, before its folder is removed.
         learner.accelerator().processes().wait_for_everyone().unwrap();
     }),
     ("a rate is looked for", |learner| {
@@ -223,7 +223,7 @@ dist_test!(world = 2, dist_a_model_without_memory_is_trained_saved_and_loaded, |
         let found = predictor.predict(row.shallow_clone()).unwrap().probabilities;
         close(&values(&found), &values(&other.predict(row).unwrap().probabilities), 1e-6);
     }
-    // What does not fit is the same error on all ranks, and changes nothing.
+    // Weights that do not fit are the same error on all ranks, and change nothing.
     let before = weights(&learner);
     let narrow = |path: &ParamPath<'_>| Sequential::new().add(Linear::new(path / 0, 6, 3));
     let narrow = Model::builder().kind(Kind::Double).build(narrow).unwrap();

@@ -170,7 +170,7 @@ fn make(accelerator: &Accelerator, case: &Value, seed: Option<u64>) -> Outcome {
         Vec::new()
     };
     let predictions = case.get("get_preds").map(|_| {
-        // In the order of the data, though the longest text is predicted first.
+        // In the order of the data, although the longest text is predicted first.
         let found = learner.predictions().unwrap();
         let rows = |tensor: &Tensor| -> Vec<Vec<f64>> {
             let table = tensor.to_kind(Kind::Double);
@@ -343,7 +343,7 @@ fn an_encoder_goes_from_a_language_model_to_a_classifier() {
         expected["changed"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     assert_eq!(changed, expected_changes);
     assert_eq!(classifier.frozen_groups() as u64, expected["frozen_idx"].as_u64().unwrap());
-    // What no encoder fits is refused, and changes nothing.
+    // Weights that fit no encoder are refused, and change nothing.
     let missing = classifier.load_encoder(folder.path().join("absent.pth")).unwrap_err();
     assert!(missing.to_string().contains("absent.pth"), "{missing}");
 }
@@ -377,7 +377,7 @@ fn text_goes_on_as_fastais() {
     for case in expected["cases"].as_array().unwrap() {
         let with = &case["args"];
         let options = Generate {
-            // The file takes the most probable word for a drawn one.
+            // The file contains the most probable word in place of a drawn one.
             temperature: 0.0,
             min_p: with["min_p"].as_f64(),
             only_last_word: with["only_last_word"].as_bool().unwrap_or(false),

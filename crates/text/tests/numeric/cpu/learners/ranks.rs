@@ -86,7 +86,7 @@ dist_test!(world = 2, dist_classifiers_train_as_on_one_process, |_world: World| 
     close(two.recorder().losses(), one.recorder().losses(), 1e-10);
     close(&columns(&two), &columns(&one), 1e-10);
     assert!(apart(&two.state_dict(), &one.state_dict()) < 1e-10);
-    // In the order of the data on both, though the longest texts come first.
+    // In the order of the data on both ranks, although the longest texts come first.
     let (found, expected) = (two.predictions().unwrap(), one.predictions().unwrap());
     assert_eq!(found.targets, expected.targets);
     assert!(found.predictions.allclose(&expected.predictions, 1e-10, 1e-10, false));
@@ -171,7 +171,7 @@ fn program(
 
 fn goes_on(accelerator: &Accelerator) {
     let shared = || {
-        // All ranks see one folder.
+        // All ranks use one folder.
         let folder = tempfile::tempdir().unwrap();
         let path = accelerator.processes().broadcast_object(folder.path().join("last"), 0).unwrap();
         (folder, path)

@@ -29,8 +29,8 @@ pub(super) fn orthogonal(matrix: &Tensor, epsilon: f64) -> brigade_torch::Result
     Ok(matrix)
 }
 
-/// Draws normally distributed numbers, the same for a seed on every rank and machine. Not with libtorch's
-/// generator: that one belongs to the user's program.
+/// Draws normally distributed numbers, the same for a seed on every rank and machine. Does not use libtorch's
+/// generator, whose state belongs to the user's program.
 pub(super) fn normal([seed, path @ ..]: [u64; 3], count: usize) -> Vec<f32> {
     StandardNormal.sample_iter(stream(seed, &path)).take(count).collect()
 }

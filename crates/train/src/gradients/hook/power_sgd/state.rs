@@ -46,8 +46,8 @@ impl Stateful for PowerSgdHook {
 }
 
 impl StatefulHook for PowerSgdHook {
-    /// The states of all ranks of a run with another number of them become one: what they owe together
-    /// stays the same. None of them is a run that begins.
+    /// Joins the states of all ranks of a run with another number of ranks; the sum of their compression errors stays
+    /// the same. An empty list starts a new state.
     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()> {
         let mut restored = State::default();
         for (index, saved) in states.iter().enumerate() {
