@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: checks the invariants of ARCHITECTURE.md.
 
+mod accelerator;
 mod architecture;
 mod circles;
 mod crates;
@@ -42,6 +43,7 @@ pub(crate) fn run(checkout: &Checkout, write: bool) -> Result<ExitCode> {
         harness::check(path, manifest, &sources, &mut findings);
     }
 
+    accelerator::check(&sources, &mut findings);
     circles::check(&sources, &mut findings);
     reexports::check(&sources, &mut findings);
     waits::check(checkout, &mut findings)?;

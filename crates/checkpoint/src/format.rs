@@ -15,6 +15,7 @@ pub use torch::Torch;
 pub(crate) use torch::write_pth;
 
 use crate::error::Error;
+use crate::file_handle::FileHandle;
 use crate::file_tensor::Weights;
 use crate::other_format::{START_BYTES, describe};
 use crate::pth::{PthFile, StoredStateDict};
@@ -82,7 +83,7 @@ pub trait WeightsFormat: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub enum OpenWeights {
     /// Tensors as byte ranges of the file, contiguous and little-endian.
-    Ranges(File, Vec<Entry>),
+    Ranges(FileHandle, Vec<Entry>),
     /// Tensors as views of storages, which several may share.
     Storages(Box<PthFile>, StoredStateDict),
 }

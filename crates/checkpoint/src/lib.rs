@@ -57,6 +57,7 @@ mod deepspeed;
 mod dtype;
 mod error;
 mod fault;
+mod file_handle;
 mod file_name;
 mod file_tensor;
 mod format;
@@ -81,6 +82,7 @@ pub use dcp::dcp_folder;
 pub use deepspeed::{DeepSpeedFolder, Moments, deepspeed_folder};
 pub use dtype::{Dtype, TensorInfo};
 pub use error::Error;
+pub use file_handle::FileHandle;
 pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,

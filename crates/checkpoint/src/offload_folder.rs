@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
+use crate::file_handle::FileHandle;
 use crate::file_name::FileName;
 use crate::format::OpenWeights;
 use crate::pth::shown;
@@ -34,7 +35,8 @@ enum Offloaded {
 }
 
 /// Opens the files of an index and returns them with their paths. `NAME.dat` contains only a tensor's elements in
-/// row-major order, so its size shows whether it is complete.
+/// row-major order, so its size shows whether it is complete. These files are closed again and opened for each read, since
+/// a process may have fewer files open than a large model has tensors.
 pub(crate) fn open(path: &Path) -> Result<Vec<(PathBuf, OpenWeights)>, Error> {
     let text = fs::read(path).map_err(Error::io("read", path))?;
     let index: BTreeMap<String, Offloaded> = serde_json::from_slice(&text).map_err(|error| {
@@ -81,7 +83,8 @@ fn open_alone(
     match info.bytes() {
         Some(bytes) if bytes == found => {
             let entry = Entry { name, info, range: 0..bytes };
-            Ok((path, OpenWeights::Ranges(file, vec![entry])))
+            let handle = FileHandle::closed(&path, &file).map_err(Error::io("look at", &path))?;
+            Ok((path, OpenWeights::Ranges(handle, vec![entry])))
         }
         expected => {
             let expected =
@@ -112,7 +115,7 @@ fn open_inside(
                 format!("`{}` is not in {}, where it is to be", shown(missing), path.display());
             Err(Error::Damaged { path: index.to_owned(), fact })
         }
-        None => Ok((path, OpenWeights::Ranges(file, entries))),
+        None => Ok((path, OpenWeights::Ranges(file.into(), entries))),
     }
 }
 

@@ -5,7 +5,6 @@ mod quantized;
 mod stamp;
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +18,7 @@ use crate::Region;
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::fault::Fault;
+use crate::file_handle::FileHandle;
 use crate::format::OpenWeights;
 use crate::pth::{PthFile, StoragePlace, StoredStateDict, StoredTensor, shown};
 use crate::quantized::parts::METADATA;
@@ -55,7 +55,7 @@ pub struct WeightsReader {
 #[derive(Debug)]
 struct OpenFile {
     path: PathBuf,
-    file: File,
+    file: FileHandle,
     /// Size of the file when it was opened.
     bytes: u64,
     /// Storages with checksums, each with the name of a tensor in it.
@@ -134,7 +134,10 @@ impl WeightsReader {
             weights.key().clone_into(&mut reader.key);
             if let OpenWeights::Ranges(file, entries) = &weights
                 && entries.iter().any(|entry| entry.name.ends_with(".packed"))
-                && let Some(text) = Header::read(&path, file)?.metadata.get(METADATA)
+                && let Some(text) =
+                    Header::read(&path, &*file.open().map_err(Error::io("read", &path))?)?
+                        .metadata
+                        .get(METADATA)
             {
                 let found = described(text);
                 weights_of_metadata
@@ -165,10 +168,10 @@ impl WeightsReader {
             }
             OpenWeights::Storages(opened, found) => {
                 let checked = self.add_stored(file, &opened, found)?;
-                (opened.into_file(), checked)
+                (opened.into_file().into(), checked)
             }
         };
-        let bytes = opened.metadata()?.len();
+        let bytes = opened.open()?.metadata()?.len();
         Ok(OpenFile { path: path.to_owned(), file: opened, bytes, checked })
     }
 
@@ -343,7 +346,8 @@ impl WeightsReader {
     pub fn verify(&self) -> Result<(), Error> {
         for file in &self.files {
             for (name, place) in &file.checked {
-                let verified = place.verify(&file.file);
+                let opened = file.file.open().map_err(Error::io("read", &file.path))?;
+                let verified = place.verify(&opened);
                 verified.map_err(|fault| fault.about(name).at(&file.path))?;
             }
         }
@@ -406,11 +410,12 @@ impl<'r> TensorReader<'r> {
             return Err(Error::Unsupported { path: path.clone(), fact });
         };
         self.check_region(region, into)?;
-        place.read(&file.file, region, into).map_err(|error| {
+        let opened = file.file.open().map_err(Error::io("read", path))?;
+        place.read(&opened, region, into).map_err(|error| {
             if error.kind() != io::ErrorKind::UnexpectedEof {
                 return Error::io("read", path)(error);
             }
-            let found = file.file.metadata().map_or(0, |metadata| metadata.len());
+            let found = opened.metadata().map_or(0, |metadata| metadata.len());
             let fact = format!(
                 "it was cut short while `{}` was read: expected {} bytes, found {found}",
                 shown(name),

@@ -1,5 +1,8 @@
 //! Reading of tensors from weights files.
 
+use std::panic::resume_unwind;
+use std::thread;
+
 use brigade_checkpoint::{Error as FileError, Region, TensorReader};
 use tch::{Device, Kind, Tensor};
 
@@ -67,21 +70,57 @@ impl<'r> TensorRead<'r> {
         Ok(self.kind().map(drop)?)
     }
 
-    /// Reads the values. A contiguous CPU tensor of the file's kind is read into directly, with the extra memory of
-    /// [`TensorReader::read`], 4 MB at most except for views that overlap themselves. Other tensors are read in pieces
-    /// of 8 MB and copied.
+    /// Reads the values, in up to four threads if there are many. A contiguous CPU tensor of the file's kind is read
+    /// into directly, with the extra memory of [`TensorReader::read`] per thread, 4 MB at most except for views that
+    /// overlap themselves. Other tensors are read in pieces that fit into a processor's cache, and copied.
     ///
     /// Autograd does not record the change: use it for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
     /// Returns the errors of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
     /// [`crate::TorchError::Tensor`] if libtorch cannot copy. The content of the tensor is then undefined.
-    pub fn read(mut self) -> Result<(), Error> {
+    pub fn read(self) -> Result<(), Error> {
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(READERS);
+        self.read_with(threads)
+    }
+
+    /// Reads the values as [`TensorRead::read`] does, in the calling thread alone: for programs that read several
+    /// tensors at the same time.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`TensorRead::read`].
+    pub fn read_in_this_thread(self) -> Result<(), Error> {
+        self.read_with(1)
+    }
+
+    fn read_with(mut self, threads: usize) -> Result<(), Error> {
         self.check()?;
         let kind = self.kind()?;
-        let from = self.from;
-        fill_converted(&mut self.into, kind, &self.region, PART_BYTES, |part, bytes| {
-            Ok(from.read(part, bytes)?)
+        let bytes = self.into.numel() * kind.elt_size_in_bytes();
+        let threads = threads.min(bytes / SMALLEST_SHARE).max(1);
+        let (from, region) = (self.from, &self.region);
+        let read = |part: &Region, bytes: &mut [u8]| Ok(from.read(part, bytes)?);
+        if threads == 1 {
+            return fill_converted(&mut self.into, kind, region, PART_BYTES, read);
+        }
+        let parts = region.parts((bytes / threads).div_ceil(kind.elt_size_in_bytes()) as u64);
+        let mut tasks = Vec::with_capacity(parts.len());
+        for part in parts {
+            tasks.push((narrowed(&self.into, region, &part)?, part));
+        }
+        // Parts of rows are at most as many as the threads, and one more for the rest.
+        thread::scope(|scope| {
+            let fill = |(mut into, part): (Tensor, Region)| {
+                fill_converted(&mut into, kind, &part, PART_BYTES, read)
+            };
+            let own = tasks.pop();
+            let others: Vec<_> =
+                tasks.into_iter().map(|task| scope.spawn(move || fill(task))).collect();
+            let own = own.map_or(Ok(()), fill);
+            others
+                .into_iter()
+                .map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .fold(own, Result::and)
         })
     }
 
@@ -105,14 +144,14 @@ pub(crate) fn fill_converted(
         return fill_bytes(into, |bytes| read(region, bytes));
     }
     tch::no_grad(|| {
-        for part in region.parts((part_bytes / kind.elt_size_in_bytes()) as u64) {
-            let mut target = into.shallow_clone();
-            for dim in 0..part.shape.len() {
-                let start = part.offset[dim] - region.offset[dim];
-                // The numbers are sizes of `into`, so they fit into an i64.
-                target = target.f_narrow(dim as i64, start as i64, part.shape[dim] as i64)?;
-            }
-            let mut values = Tensor::f_empty(target.size(), (kind, Device::Cpu))?;
+        let parts = region.parts((part_bytes / kind.elt_size_in_bytes()) as u64);
+        // One buffer for all parts: fresh memory costs a page fault for each 4 kB.
+        let longest = parts.iter().map(|part| elements(&part.shape)).max().unwrap_or(0);
+        let buffer = Tensor::f_empty([longest], (kind, Device::Cpu))?;
+        for part in parts {
+            let mut target = narrowed(into, region, &part)?;
+            let values = buffer.f_narrow(0, 0, elements(&part.shape))?;
+            let mut values = values.f_view(&target.size()[..])?;
             fill_bytes(&mut values, |bytes| read(&part, bytes))?;
             target.f_copy_(&values)?;
         }
@@ -120,8 +159,32 @@ pub(crate) fn fill_converted(
     })
 }
 
-/// Size of a piece in bytes: at most 16 MB with the window of the reader.
-const PART_BYTES: usize = 8 << 20;
+fn elements(shape: &[u64]) -> i64 {
+    shape.iter().product::<u64>().cast_signed()
+}
+
+/// Returns the part of a tensor, which has the values of `region`.
+fn narrowed(tensor: &Tensor, region: &Region, part: &Region) -> Result<Tensor, Error> {
+    let mut narrowed = tensor.shallow_clone();
+    for dim in 0..part.shape.len() {
+        let (start, size) = (part.offset[dim] - region.offset[dim], part.shape[dim]);
+        if size != region.shape[dim] {
+            // The numbers are sizes of the tensor, so they fit into an i64.
+            narrowed = tch::no_grad(|| narrowed.f_narrow(dim as i64, start as i64, size as i64))?;
+        }
+    }
+    Ok(narrowed)
+}
+
+/// Size of a piece in bytes. Small enough for a processor's second-level cache, and for libtorch to convert it without
+/// threads of its own.
+const PART_BYTES: usize = 128 << 10;
+
+/// Maximum number of threads that read a tensor.
+const READERS: usize = 4;
+
+/// Minimum number of bytes per thread: starting a thread costs about as much as reading a tenth of them.
+const SMALLEST_SHARE: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -183,6 +246,43 @@ mod tests {
                 error.starts_with(&format!("cannot read {region} of `t`, [96, 64, 32, 16] of F32")),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn large_tensors_are_read_in_any_number_of_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        // Rows of 4 bytes less than the unit of a cache; few rows, so that threads divide them, too.
+        for shape in [[1023i64, 1025], [3, 350_001], [1, 1_050_000]] {
+            let count = shape[0] * shape[1];
+            let expected = Tensor::arange(count, (Kind::Float, Device::Cpu)).view(shape);
+            let values = Vec::<f32>::try_from(expected.flatten(0, -1)).unwrap();
+            let weights = open(&folder.path().join("w"), &shape.map(i64::unsigned_abs), &values);
+            for kind in [Kind::Float, Kind::BFloat16] {
+                for threads in 1..=4 {
+                    let into = Tensor::zeros(shape, (kind, Device::Cpu)).set_requires_grad(true);
+                    let read = TensorRead::whole(weights.get("t").unwrap(), into.shallow_clone());
+                    read.read_with(threads).unwrap();
+                    assert!(into.requires_grad());
+                    assert_eq!(into.detach(), expected.to_kind(kind), "{shape:?} {threads}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_fails_in_any_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w");
+        let weights = open(&path, &[4, 1 << 18], &[0.5; 1 << 20]);
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        // Each length ends the file in another thread's part.
+        for length in [1 << 20, 2 << 20, 3 << 20, (4 << 20) - 1] {
+            file.set_len(length).unwrap();
+            let into = Tensor::zeros([4, 1 << 18], (Kind::BFloat16, Device::Cpu));
+            let read = TensorRead::whole(weights.get("t").unwrap(), into);
+            let error = read.read_with(4).unwrap_err().to_string();
+            assert!(error.contains("cut short while `t` was read"), "{length}: {error}");
         }
     }
 

@@ -8,6 +8,7 @@ mod checkpoints;
 mod data;
 mod gradients;
 mod metrics;
+mod model_setting;
 mod parallelism;
 mod pipeline;
 mod precision;
@@ -23,6 +24,7 @@ use std::sync::atomic::AtomicBool;
 
 use brigade_torch::Result;
 pub use builder::AcceleratorBuilder;
+pub use model_setting::ModelSetting;
 pub use parallelism::{MemoryReport, MemoryRow, Parallelism};
 pub use prepare::Prepare;
 

@@ -3,6 +3,7 @@
 mod agreement;
 mod outcome;
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -13,12 +14,48 @@ use crate::job::Job;
 use agreement::Attempt;
 use outcome::{End, Outcome, SCOPE};
 
+/// Batch sizes that [`find_executable_batch_size`](crate::Accelerator::find_executable_batch_size) tries, from the
+/// largest on. A number stands for itself, its half, and so on.
+pub struct BatchSizes<'a> {
+    start: usize,
+    next: Box<dyn Fn(usize) -> usize + 'a>,
+}
+
+impl<'a> BatchSizes<'a> {
+    /// Returns the batch sizes that begin with `start`. `next` returns the size to try after one that did not fit; it
+    /// must be smaller. 0 ends the search.
+    ///
+    /// ```
+    /// use brigade_train::{Accelerator, BatchSizes};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let sizes = BatchSizes::new(100, |size| size - 10);
+    /// let size = accelerator.find_executable_batch_size(sizes, |size| Ok::<_, brigade_torch::Error>(size))?;
+    /// assert_eq!(size, 100); // its memory sufficed
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn new(start: usize, next: impl Fn(usize) -> usize + 'a) -> Self {
+        Self { start, next: Box::new(next) }
+    }
+}
+
+impl fmt::Debug for BatchSizes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BatchSizes").field("start", &self.start).finish_non_exhaustive()
+    }
+}
+
+impl From<usize> for BatchSizes<'_> {
+    fn from(start: usize) -> Self {
+        Self::new(start, |size| size / 2)
+    }
+}
+
 /// Runs the body with smaller and smaller batch sizes until one fits into memory. After each failed attempt, `clean_up`
 /// discards its remains.
 pub(crate) fn find<R, E: Into<Error>>(
     job: &Arc<Job>,
-    start: usize,
-    next: impl Fn(usize) -> usize,
+    BatchSizes { start, next }: BatchSizes<'_>,
     clean_up: impl Fn(),
     mut body: impl FnMut(usize) -> Result<R, E>,
 ) -> Result<R> {

@@ -87,8 +87,9 @@ mod watch;
 mod weights_file;
 
 pub use accelerator::{
-    Accelerator, AcceleratorBuilder, MemoryReport, MemoryRow, Parallelism, Prepare,
+    Accelerator, AcceleratorBuilder, MemoryReport, MemoryRow, ModelSetting, Parallelism, Prepare,
 };
+pub use batch_size::BatchSizes;
 #[doc(hidden)]
 pub use brigade_data::__derive;
 pub use capture::CapturedStep;

@@ -12,6 +12,7 @@ use brigade::prelude::{
 use brigade::sharding::{Sharding, ShardingError, Strategy};
 use brigade::text::SequenceBatch;
 use brigade::torch::TensorTree;
+use brigade::train::ModelSetting;
 use brigade_plot::{Chart, Plot};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -96,7 +97,8 @@ impl Training {
         let accelerator = common.accelerator(builder)?;
         // Processes that divide layers drop the same hidden numbers.
         accelerator.data_processes().set_seed_per_process(common.seed.into());
-        Ok(accelerator.with_mixed_precision(common.precision(&accelerator))?)
+        let precision = ModelSetting::MixedPrecision(common.precision(&accelerator));
+        Ok(accelerator.with_model_setting(precision)?)
     }
 
     /// Returns the number of optimizer steps, of epochs with so many batches of each process.

@@ -49,7 +49,7 @@ impl WeightsFormat for Safetensors {
             return Err(Error::NoSuchKey { path, key, keys });
         }
         let header = Header::read(path, &file)?;
-        Ok(OpenWeights::Ranges(file, header.tensors))
+        Ok(OpenWeights::Ranges(file.into(), header.tensors))
     }
 
     fn metadata(&self, path: &Path, file: &File) -> Result<HashMap<String, String>, Error> {

@@ -11,7 +11,8 @@ pub struct FileStamp(Vec<(u64, Option<SystemTime>)>);
 
 impl TensorReader<'_> {
     /// Returns the sizes and modification times of the tensor's files. If they equal those of an earlier read, the
-    /// tensor has the values of that read. A file that was replaced under its name stays open and has the old values.
+    /// tensor has the values of that read. A file that was replaced under its name stays open and has
+    /// the old values; the files of a folder of offloaded weights are opened for each read, which then fails.
     ///
     /// ```
     /// use brigade_checkpoint::WeightsReader;
@@ -30,7 +31,8 @@ impl TensorReader<'_> {
         files.dedup();
         let stamps = files.into_iter().map(|index| {
             let OpenFile { path, file, .. } = &self.files[index];
-            let metadata = file.metadata().map_err(Error::io("look at", path))?;
+            let metadata =
+                file.open().and_then(|it| it.metadata()).map_err(Error::io("look at", path))?;
             Ok((metadata.len(), metadata.modified().ok()))
         });
         Ok(FileStamp(stamps.collect::<Result<_, Error>>()?))

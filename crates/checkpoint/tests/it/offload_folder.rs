@@ -37,6 +37,49 @@ fn tensors_in_files_of_their_own_and_in_safetensors_are_read() {
     }
 }
 
+/// Each file of a tensor is closed, so that a folder can have more of them than a process may have open.
+#[test]
+fn files_of_single_tensors_are_not_kept_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let count = 50;
+    let entries: Vec<String> = (0..count)
+        .map(|index| {
+            let name = format!("layer.{index}");
+            fs::write(folder.path().join(format!("{name}.dat")), f32::to_le_bytes(1.5)).unwrap();
+            format!("\"{name}\": {{\"dtype\": \"float32\", \"shape\": [1]}}")
+        })
+        .collect();
+    fs::write(folder.path().join("index.json"), format!("{{{}}}", entries.join(","))).unwrap();
+    let weights = WeightsReader::open(folder.path()).unwrap();
+    let is_ours = |entry: &fs::DirEntry| {
+        fs::read_link(entry.path()).is_ok_and(|path| path.starts_with(folder.path()))
+    };
+    let open = fs::read_dir("/proc/self/fd").unwrap().filter(|it| it.as_ref().is_ok_and(is_ours));
+    assert_eq!(open.count(), 0);
+    for index in 0..count {
+        let (_, bytes) = read(&weights, &format!("layer.{index}"));
+        assert_eq!(bytes, f32::to_le_bytes(1.5));
+    }
+}
+
+#[test]
+fn a_file_of_a_single_tensor_that_is_replaced_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("weight.dat");
+    fs::write(&file, f32::to_le_bytes(1.5)).unwrap();
+    let index = r#"{"weight": {"dtype": "float32", "shape": [1]}}"#;
+    fs::write(folder.path().join("index.json"), index).unwrap();
+    let weights = WeightsReader::open(folder.path()).unwrap();
+    let other = folder.path().join("other");
+    fs::write(&other, f32::to_le_bytes(2.5)).unwrap();
+    fs::rename(other, &file).unwrap();
+    let tensor = weights.get("weight").unwrap();
+    let read = tensor.read(&Region::whole(&[1]), &mut [0; 4]).unwrap_err();
+    let text = format!("{read:?}");
+    assert!(text.contains("was replaced while the weights were in use"), "{text}");
+    assert!(tensor.stamp().is_err());
+}
+
 #[test]
 fn folders_that_contradict_their_index_are_refused() {
     let folder = tempfile::tempdir().unwrap();

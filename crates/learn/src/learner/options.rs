@@ -6,7 +6,7 @@ use brigade_metrics::IntoMetrics;
 use brigade_optim::OptimizerSettings;
 use brigade_sharding::Sharding;
 use brigade_torch::{Error, Result};
-use brigade_train::Precision;
+use brigade_train::{ModelSetting, Precision};
 
 use super::Learner;
 use crate::loss::Loss;
@@ -110,9 +110,8 @@ impl Learner {
     ///
     /// # Errors
     /// Fails when the device has no such precision.
-    pub fn mixed_precision(mut self, precision: Precision) -> Result<Self> {
-        self.state.accelerator = self.state.accelerator.with_mixed_precision(precision)?;
-        Ok(self)
+    pub fn mixed_precision(self, precision: Precision) -> Result<Self> {
+        self.set_for_model(ModelSetting::MixedPrecision(precision))
     }
 
     /// Sets how the model is sharded over the ranks; `None` keeps the whole model on each. Defaults to the
@@ -129,22 +128,27 @@ impl Learner {
     /// # Errors
     /// Fails when the shard size does not divide the ranks, or the types contradict the precision; for a Learner whose
     /// model is sharded already.
-    pub fn sharding(mut self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
+    pub fn sharding(self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
         if self.state.model.is_prepared() {
             return Err(Error::invalid_argument(
                 "`sharding` comes after the model was prepared: call it when the Learner is made, before its first fit",
             ));
         }
-        self.state.accelerator = self.state.accelerator.with_sharding(sharding)?;
-        Ok(self)
+        self.set_for_model(ModelSetting::Sharding(sharding.into()))
     }
 
     /// Sets whether convolutional models and their images have their channels last in memory. Defaults to the faster
     /// format. Results are equal up to rounding.
-    #[must_use]
-    pub fn channels_last(mut self, on: bool) -> Self {
-        self.state.accelerator = self.state.accelerator.with_channels_last(on);
-        self
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Accelerator::with_model_setting`](brigade_train::Accelerator::with_model_setting).
+    pub fn channels_last(self, on: bool) -> Result<Self> {
+        self.set_for_model(ModelSetting::ChannelsLast(on))
+    }
+
+    fn set_for_model(mut self, setting: ModelSetting) -> Result<Self> {
+        self.state.accelerator = self.state.accelerator.with_model_setting(setting)?;
+        Ok(self)
     }
 
     /// Sets whether metrics of the training batches are recorded as well (fastai's `train_metrics`).

@@ -3,13 +3,13 @@
 use brigade_torch::{Error, Result};
 
 use super::Accelerator;
-use crate::batch_size;
+use crate::batch_size::{self, BatchSizes};
 use crate::precision::scaler::GradScaler;
 
 impl Accelerator {
-    /// Runs the body with a batch size, and again with half of it whenever memory runs out. The body makes everything
-    /// whose size depends on it: loaders, usually model and optimizer too, since a try that failed may have changed
-    /// them.
+    /// Runs the body with a batch size, and again with half of it whenever memory runs out ([`BatchSizes::new`] sets
+    /// other steps). The body makes everything whose size depends on it: loaders, usually model and optimizer too,
+    /// since a try that failed may have changed them.
     ///
     /// All ranks continue with the same size: when memory ran out on one of them, all try again. If only one rank runs
     /// out of memory, the other ranks' collectives end at once with an error that the body must return, and the ranks
@@ -30,25 +30,10 @@ impl Accelerator {
     /// # Errors
     /// Returns the body's error, if memory has not run out; [`crate::TrainError::Leader`] when it was another rank's;
     /// [`crate::TrainError::NoBatchSize`] when a single sample does not fit;
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0.
-    pub fn find_executable_batch_size<R, E: Into<Error>>(
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0, and when the next size is not smaller.
+    pub fn find_executable_batch_size<'a, R, E: Into<Error>>(
         &self,
-        start: usize,
-        body: impl FnMut(usize) -> Result<R, E>,
-    ) -> Result<R> {
-        self.find_executable_batch_size_by(start, |size| size / 2, body)
-    }
-
-    /// Searches for a batch size as [`Accelerator::find_executable_batch_size`] does, with a function that returns the
-    /// next size to try after one that did not fit.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Accelerator::find_executable_batch_size`], and
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when the next size is not smaller.
-    pub fn find_executable_batch_size_by<R, E: Into<Error>>(
-        &self,
-        start: usize,
-        next: impl Fn(usize) -> usize,
+        sizes: impl Into<BatchSizes<'a>>,
         body: impl FnMut(usize) -> Result<R, E>,
     ) -> Result<R> {
         let clean_up = || {
@@ -65,6 +50,6 @@ impl Accelerator {
         if let Some(context) = &self.gradients.context {
             return Err(context.refuse("find_executable_batch_size", "choose a batch size"));
         }
-        batch_size::find(&self.processes.job, start, next, clean_up, body)
+        batch_size::find(&self.processes.job, sizes.into(), clean_up, body)
     }
 }

@@ -17,21 +17,8 @@ impl Accelerator {
         self.numerics.autocast.precision
     }
 
-    /// Returns the same Accelerator with another precision for the models that it prepares from now on. Ranks,
-    /// trackers, checkpoints and all other options are shared. The loss scale of fp16 is reset.
-    ///
-    /// ```
-    /// use brigade_train::{Accelerator, Precision};
-    ///
-    /// let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// let sixteen = accelerator.with_mixed_precision(Precision::Bf16)?;
-    /// assert_eq!(sixteen.mixed_precision(), Precision::Bf16);
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the loss scale's options are out of range.
-    pub fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
+    /// Returns this Accelerator with another precision. The loss scale of fp16 is reset.
+    pub(super) fn with_mixed_precision(&self, precision: Precision) -> Result<Self> {
         let (before, scaler) = (*self.numerics, &self.gradients.scaler);
         let mut options = self.numerics_options();
         options.precision = Some(precision);
@@ -72,10 +59,8 @@ impl Accelerator {
         }
     }
 
-    /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from now
-    /// on. See [`crate::AcceleratorBuilder::channels_last`].
-    #[must_use]
-    pub fn with_channels_last(&self, on: bool) -> Self {
+    /// Returns this Accelerator with another memory format of convolutional models.
+    pub(super) fn with_channels_last(&self, on: bool) -> Self {
         let numerics = Numerics { channels_last: Some(on), ..*self.numerics };
         Self { numerics: Arc::new(numerics), ..self.clone() }
     }

@@ -11,26 +11,12 @@ use crate::gradients::hook::CommHook;
 use crate::sharding::ShardedModels;
 
 impl Accelerator {
-    /// Returns the same Accelerator with another sharding of the models that it prepares from now on, or with whole
-    /// models on each rank (`None`). Ranks, trackers, what checkpoints hold, and all other options are shared.
-    ///
-    /// ```
-    /// use brigade_sharding::Sharding;
-    /// use brigade_train::Accelerator;
-    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    /// let sharding = accelerator.with_sharding(Sharding::zero3())?;
-    /// assert!(accelerator.parallel().sharding().is_none() && sharding.parallel().sharding().is_some());
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the same errors as [`AcceleratorBuilder::build`](crate::AcceleratorBuilder::build) with
-    /// [`sharding`](crate::AcceleratorBuilder::sharding).
-    pub fn with_sharding(&self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
+    /// Returns this Accelerator with another sharding, or with whole models on each rank (`None`).
+    pub(super) fn with_sharding(&self, sharding: Option<Sharding>) -> Result<Self> {
         let job = &self.gradients.processes.job;
         let mut options = self.numerics_options();
         options.output = None;
-        let sharded = match sharding.into() {
+        let sharded = match sharding {
             Some(sharding) => {
                 let sharding = options.with_sharding(sharding)?;
                 let experts = self.gradients.tensor.as_ref().map_or(1, |it| it.expert_ranks());

@@ -5,7 +5,7 @@ use brigade_optim::Sgd;
 use brigade_sharding::Sharding;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Error, Result};
-use brigade_train::{Accelerator, Precision, TrainError};
+use brigade_train::{Accelerator, BatchSizes, Precision, TrainError};
 use nix::sys::resource::{Resource, setrlimit};
 use tch::{Kind, Tensor};
 
@@ -50,14 +50,11 @@ dist_test!(world = 1, dist_halves_until_it_fits, |_world: World| {
         .unwrap();
     assert_eq!(fits.size(), batch(32));
     drop(fits);
-    let by_tens = accelerator.find_executable_batch_size_by(
-        100,
-        |size| size - 10,
-        |size| -> Result<usize> {
-            let _ = Tensor::f_zeros(batch(size), tch::kind::FLOAT_CPU)?;
-            Ok(size)
-        },
-    );
+    let by_tens = BatchSizes::new(100, |size| size - 10);
+    let by_tens = accelerator.find_executable_batch_size(by_tens, |size| -> Result<usize> {
+        let _ = Tensor::f_zeros(batch(size), tch::kind::FLOAT_CPU)?;
+        Ok(size)
+    });
     let fits = by_tens.unwrap();
     assert!([30, 40, 50].contains(&fits), "{fits} of 16 MiB in 900 MiB");
     let never = accelerator.find_executable_batch_size(3, |_| -> Result<()> {
@@ -136,7 +133,8 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
         }
         optimizer.steps()
     };
-    let steps = accelerator.find_executable_batch_size_by(512, |size| size / 4, attempt);
+    let steps =
+        accelerator.find_executable_batch_size(BatchSizes::new(512, |size| size / 4), attempt);
     assert_eq!((steps.unwrap(), tried), (3, vec![512, 128, 32]));
     // What goes on is another group; the one before is closed, and says so.
     assert!(before.barrier().is_err());
@@ -153,7 +151,8 @@ fn invalid_searches_are_refused() {
     let out_of_memory = |_| -> Result<()> {
         Err(tch::TchError::Torch("CUDA out of memory. Tried to allocate".into()).into())
     };
-    let endless = accelerator().find_executable_batch_size_by(4, |size| size, out_of_memory);
+    let endless =
+        accelerator().find_executable_batch_size(BatchSizes::new(4, |size| size), out_of_memory);
     assert!(endless.unwrap_err().to_string().contains("expected a smaller one"));
     let other = accelerator()
         .find_executable_batch_size(4, |_| -> Result<()> { Err(Error::invalid_argument("no")) });
@@ -210,7 +209,8 @@ dist_test!(world = 2, dist_sharded_ranks_go_on_with_the_same_size, |world: World
         }
         model.gathered(|model| Ok(model.parameters()[0].tensor.f_norm()?.f_double_value(&[])?))
     };
-    let norm = accelerator.find_executable_batch_size_by(512, |size| size / 8, attempt);
+    let norm =
+        accelerator.find_executable_batch_size(BatchSizes::new(512, |size| size / 8), attempt);
     assert!(norm.unwrap().is_finite());
     assert_eq!(tried, [512, 64, 8][..tried.len()]);
     assert!(tried.len() > 1);

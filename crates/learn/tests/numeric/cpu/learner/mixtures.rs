@@ -156,7 +156,7 @@ fn precisions(accelerator: &Accelerator) {
 
     step!("channels last");
     let run = |on: bool| {
-        let mut learner = image_learner(accelerator).channels_last(on);
+        let mut learner = image_learner(accelerator).channels_last(on).unwrap();
         learner.fit(2, 0.01, ()).unwrap();
         ranks_agree(&learner);
         learner.recorder().losses().to_vec()
