@@ -62,7 +62,7 @@ impl<M> PreparedModel<M> {
     }
 
     /// Replaces parameters and saved buffers by those of rank 0's `state`; the other ranks pass `None`. Every rank
-    /// calls it, and gets its rows of a sharded model. Names and shapes fit as for
+    /// calls it, and gets its rows of a sharded model. Names and shapes must fit as for
     /// [`Model::load_state_dict`](brigade_nn::Model::load_state_dict).
     ///
     /// # Errors

@@ -41,7 +41,7 @@ use self::wire::Forms;
 /// Options of a pipeline: how it divides a batch and orders its passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PipelineOptions {
-    /// Number of micro-batches of a step.
+    /// Number of micro-batches into which each batch is cut.
     pub micro_batches: usize,
     /// Order of the forward and backward passes. Defaults to [`Schedule::OneForwardOneBackward`].
     pub schedule: Schedule,
@@ -59,19 +59,19 @@ impl PipelineOptions {
         Self { micro_batches, schedule, chunks: None, cut }
     }
 
-    /// Sets the order of the forward and backward passes.
+    /// Sets the order of the forward and backward passes. Defaults to [`Schedule::OneForwardOneBackward`].
     #[must_use]
     pub fn schedule(self, schedule: Schedule) -> Self {
         Self { schedule, ..self }
     }
 
-    /// Sets the number of stages of each rank.
+    /// Sets the number of stages of each rank. Defaults to [`Schedule::least_chunks`].
     #[must_use]
     pub fn chunks(self, chunks: usize) -> Self {
         Self { chunks: Some(chunks), ..self }
     }
 
-    /// Sets the rule that cuts the model into stages.
+    /// Sets the rule that cuts the model into stages. Defaults to [`StageCut::Even`].
     #[must_use]
     pub fn cut(self, cut: StageCut) -> Self {
         Self { cut, ..self }

@@ -193,8 +193,8 @@ pub struct Column {
 }
 
 impl Column {
-    /// Sets the separator between the labels of an item that may have several: fastai's `label_delim`. An empty cell is
-    /// an item without a label.
+    /// Sets the separator between the labels of an item that may have several: fastai's `label_delim`. An empty cell
+    /// means no labels. Defaults to none: each cell is one label.
     #[must_use]
     pub fn separator(mut self, separator: impl Into<String>) -> Self {
         self.separator = Some(separator.into());

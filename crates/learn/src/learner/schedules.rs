@@ -205,13 +205,14 @@ macro_rules! common {
                 self
             }
 
-            /// Sets whether the fit begins with a new optimizer.
+            /// Sets whether the fit begins with a new optimizer. Defaults to `false`.
             pub fn reset_optimizer(mut self, reset: bool) -> Self {
                 self.options.reset_optimizer = reset;
                 self
             }
 
-            /// Sets the first epoch: those before it are left out, and the schedule begins at its position.
+            /// Sets the number of the first epoch: those before it are left out, and the schedule begins at its
+            /// position. Defaults to 0.
             pub fn start_epoch(mut self, epoch: usize) -> Self {
                 self.options.start_epoch = epoch;
                 self

@@ -31,15 +31,15 @@ pub struct CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// Sets a weight for each class.
+    /// Sets a weight for each class. Defaults to 1 for each.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);
         self
     }
 
-    /// Sets label smoothing: targets become the mixture of their class, `1 - eps`, and all classes, `eps`. With class
-    /// weights this is PyTorch's smoothing, which weighs both parts; fastai's is
+    /// Sets label smoothing: a target becomes `1 - eps` of its class plus `eps` spread evenly over all classes.
+    /// Defaults to 0. With class weights this is PyTorch's smoothing, which weighs both parts; fastai's is
     /// [`LabelSmoothingCrossEntropy`](super::LabelSmoothingCrossEntropy).
     #[must_use]
     pub fn label_smoothing(mut self, eps: f64) -> Self {

@@ -33,13 +33,13 @@ impl Default for LabelSmoothingCrossEntropy {
 }
 
 impl LabelSmoothingCrossEntropy {
-    /// Makes the loss with `eps`, the share of all classes, 0 to 1.
+    /// Makes the loss with smoothing `eps`, 0 to 1: the share of a target that is spread evenly over all classes.
     #[must_use]
     pub fn new(eps: f64) -> Self {
         Self { eps, weight: Weights::default() }
     }
 
-    /// Sets a weight for each class in the second term.
+    /// Sets a weight for each class in the second term. Defaults to 1 for each.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);

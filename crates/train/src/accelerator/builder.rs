@@ -77,8 +77,8 @@ impl AcceleratorBuilder {
         }
     }
 
-    /// Sets whether the CPU is used even if there is a GPU. The environment can ask for the same
-    /// (`ACCELERATE_USE_CPU`, which `brigade launch --cpu` sets).
+    /// Sets whether the CPU is used even if there is a GPU. Defaults to `false`, unless the environment variable
+    /// `ACCELERATE_USE_CPU` is true, which `brigade launch --cpu` sets.
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.connection.cpu = cpu;
         self
@@ -102,7 +102,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the network interface or address that Gloo listens on.
+    /// Sets the network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on
+    /// one host, else to Gloo's choice (`GLOO_SOCKET_IFNAME`, or the address of the host's name).
     pub fn gloo_device(mut self, device: GlooDevice) -> Self {
         self.connection.gloo = Some(device);
         self
@@ -152,7 +153,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the device of this rank. Defaults to the GPU of its local rank if there is one.
+    /// Sets the device of this rank. Defaults to the GPU whose index is the local rank modulo the number of GPUs, or to
+    /// the CPU if there is no GPU.
     pub fn device(mut self, device: Device) -> Self {
         self.connection.device = Some(device);
         self
@@ -173,8 +175,8 @@ impl AcceleratorBuilder {
         self.gradient_accumulation(GradientAccumulationOptions { steps, ..before })
     }
 
-    /// Sets all options of gradient accumulation, where [`AcceleratorBuilder::gradient_accumulation_steps`] sets only
-    /// the number of batches.
+    /// Sets all options of gradient accumulation. [`AcceleratorBuilder::gradient_accumulation_steps`] sets only the
+    /// number of batches.
     pub fn gradient_accumulation(mut self, settings: GradientAccumulationOptions) -> Self {
         self.accumulation = Some(settings);
         self
@@ -344,7 +346,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the options of the gradient reducer.
+    /// Sets the options of the gradient reducer, such as the size of its buckets. Defaults to
+    /// [`ReducerOptions::default`].
     pub fn reducer(mut self, options: ReducerOptions) -> Self {
         self.models.reducer = options;
         self
@@ -434,7 +437,7 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the options of the loss scaler for fp16.
+    /// Sets the options of the loss scaler for fp16. Defaults to [`GradScalerOptions::default`], which are PyTorch's.
     pub fn grad_scaler(mut self, options: GradScalerOptions) -> Self {
         self.numerics.scaler = options;
         self
