@@ -146,7 +146,7 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Sets the batch sampler, which replaces batch size, order and [`shuffle`](Self::shuffle).
+    /// Sets the batch sampler, which replaces batch size, order and [`shuffle`](Self::shuffle). Defaults to none.
     #[must_use]
     pub fn batch_sampler(mut self, batches: impl BatchSampler + 'static) -> Self {
         self.order = OrderRule::Lists(Arc::new(batches));
