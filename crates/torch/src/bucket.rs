@@ -21,7 +21,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Returns a copy of the bucket in another type.
+    /// Returns a copy of the bucket with its buffer and gradients converted to `kind`.
     ///
     /// # Errors
     /// [`crate::TorchError::Tensor`] if memory runs out.
