@@ -50,7 +50,7 @@ pub enum ShardingError {
         made(.fitting)
     )]
     WorldSize {
-        /// Axes of the mesh and their sizes: `dp_replicate 2 x dp_shard 4`.
+        /// Axes of the mesh and their sizes, such as `dp_replicate 2 x dp_shard 4`.
         axes: String,
         /// Product of the sizes of the axes.
         product: usize,
