@@ -158,7 +158,8 @@ macro_rules! events {
             /// Returns the state from which the callback can continue when a fit resumes. Defaults to `None`. Called on
             /// every rank before a checkpoint is saved; the checkpoint contains rank 0's state.
             ///
-            /// # Errors Any error makes the save fail.
+            /// # Errors
+            /// Any error makes the save fail.
             fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
                 Ok(None)
             }

@@ -47,7 +47,8 @@ pub trait Loss: fmt::Debug + Send + Sync {
 
     /// Computes the mean loss over the batch: a scalar tensor with its autograd graph.
     ///
-    /// # Errors Fails when the shapes of predictions and targets do not fit. The message contains both.
+    /// # Errors
+    /// Fails when the shapes of predictions and targets do not fit. The message contains both.
     fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
     /// Computes the loss of each element without reduction, as a tensor of one dimension, in the order of the targets.

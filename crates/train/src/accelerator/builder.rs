@@ -103,7 +103,7 @@ impl AcceleratorBuilder {
     }
 
     /// Sets the network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on
-    /// one host, else to Gloo's choice (`GLOO_SOCKET_IFNAME`, or the address of the host's name).
+    /// one host, else to [`GlooDevice::Default`].
     pub fn gloo_device(mut self, device: GlooDevice) -> Self {
         self.connection.gloo = Some(device);
         self

@@ -39,7 +39,7 @@ pub struct ConnectOptions {
     /// Time limit of joining and of every collective. Defaults to 30 minutes.
     pub timeout: Option<Duration>,
     /// Network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on one
-    /// host, else to Gloo's choice (`GLOO_SOCKET_IFNAME`, or the address of the host's name).
+    /// host, else to [`GlooDevice::Default`].
     pub gloo: Option<GlooDevice>,
 }
 
