@@ -152,14 +152,15 @@ impl Pipeline {
     }
 
     /// Computes the gradients of a batch's loss, and adds them to the existing gradients. The batch is cut into
-    /// micro-batches whose numbers of rows differ by one at most, and `loss` runs for each of them and each stage of
-    /// this rank: it calls the model's forward once, returns its error if it fails, and otherwise the loss of the
-    /// micro-batch ([`PipelineLoss`]), which only the last stage reaches. Every rank of the pipeline calls this with
-    /// the same batch.
+    /// micro-batches whose numbers of rows differ by one at most. `loss` is called for each micro-batch and each stage
+    /// of this rank. It must call the model's forward once and return the loss of the micro-batch ([`PipelineLoss`]).
+    /// On all stages but the last, the forward returns an error, which the closure must pass on. Every rank of the
+    /// pipeline must call this method with the same batch.
     ///
-    /// Schedules that compute gradients of weights apart ([`Schedule::ZeroBubble`], [`Schedule::ZeroBubbleV`]) run the
-    /// backward of a stage's blocks twice, first for its input and then for its weights, and the second one computes the
-    /// gradients between the layers again: about half of a backward more than the other schedules, except in the first stage.
+    /// Schedules that compute the gradients of weights separately ([`Schedule::ZeroBubble`], [`Schedule::ZeroBubbleV`])
+    /// run the backward of a stage's blocks twice: first for the stage's input, then for its weights. The second
+    /// backward computes the gradients between the layers again, so that a stage computes about half a backward more
+    /// than with other schedules, except for the first stage.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that was not built for this pipeline, a batch
