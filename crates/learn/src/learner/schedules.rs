@@ -164,7 +164,8 @@ impl FineTuneOptions {
         }
     }
 
-    /// Sets the rate of the last group in the frozen epochs, of which the following epochs use half. Defaults to 2e-3.
+    /// Sets the learning rate of the last group in the frozen epochs. The following epochs use half of it. Defaults to
+    /// 2e-3.
     pub fn base_lr(mut self, lr: f64) -> Self {
         self.base_lr = lr;
         self

@@ -9,10 +9,10 @@ use super::{Loss, read};
 
 /// Cross-entropy of logits: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, as PyTorch computes it.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers, of which [`IGNORED`] is left out. With weights,
-/// the mean is the sum of the weighted losses divided by the sum of the weights. A target that is not a class number is
-/// an error on the CPU. On a GPU there is no check, because it would synchronize with the device in each step: a
-/// device-side assertion of CUDA aborts the process.
+/// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers. Targets with the value [`IGNORED`] are left out.
+/// With weights, the mean is the sum of the weighted losses divided by the sum of the weights. A target that is not a
+/// class number is an error on the CPU. On a GPU there is no check, because it would synchronize with the device in
+/// each step: a device-side assertion of CUDA aborts the process.
 ///
 /// ```
 /// use brigade_learn::loss::{CrossEntropy, Loss};

@@ -10,8 +10,8 @@ use super::{Loss, read};
 /// Cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, with probabilities `p` and
 /// the target's class `y`.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the
-/// mean is the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. Class weights apply only to the second term, whose mean is then the
+/// weighted mean, as in fastai. Without weights the loss equals PyTorch's with `label_smoothing`.
 ///
 /// ```
 /// use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
