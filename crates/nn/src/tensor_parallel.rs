@@ -185,8 +185,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Returns a parameter that every rank has whole, for use in a layer of a sequence region: its gradient is summed
-    /// over the ranks, which have different tokens. Outside of a sequence region returns the parameter itself.
+    /// Returns a replicated parameter for use in a layer of a sequence region: its gradient is summed over the ranks,
+    /// because they have different tokens. Outside of a sequence region returns the parameter itself.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].
