@@ -223,7 +223,7 @@ impl AwdLstm {
     /// Computes the outputs for embedding vectors `[n, time, embedding]` instead of token ids.
     ///
     /// # Errors
-    /// Returns an error of libtorch for another shape.
+    /// Returns an error of libtorch if the shape does not fit.
     pub fn forward_embedded(&self, vectors: &Tensor) -> Result<Tensor> {
         let (rows, ..) = vectors.size3()?;
         let states = self.state.of_rows(rows, vectors)?;
