@@ -47,7 +47,7 @@ macro_rules! common_options {
                 self
             }
 
-            /// Sets the weight decay.
+            /// Sets the weight decay. Defaults to 0, or to 0.01 for AdamW and 0.1 for Muon.
             pub fn weight_decay(mut self, weight_decay: f64) -> Self {
                 self.options.weight_decay = weight_decay;
                 self
