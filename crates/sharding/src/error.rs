@@ -44,7 +44,7 @@ pub enum ShardingError {
         axis: &'static str,
     },
 
-    /// Axes whose sizes have another product than the world size.
+    /// The product of the axes' sizes differs from the world size.
     #[error(
         "the mesh {axes} has {product} ranks and the job has {world_size}: {}, or start {product} ranks",
         made(.fitting)
