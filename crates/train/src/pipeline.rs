@@ -113,8 +113,8 @@ impl Pipeline {
     /// Makes the pipeline of the ranks of a group. Nothing is sent.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for numbers of micro-batches or stages that the schedule does not have,
-    /// with the nearest that it has.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number of micro-batches or stages that the schedule does not
+    /// support. The message contains the nearest supported number.
     pub fn new(group: ProcessGroup, options: PipelineOptions) -> Result<Self> {
         let chunks = options.chunks.unwrap_or_else(|| options.schedule.least_chunks());
         let (schedule, micro_batches) = (options.schedule, options.micro_batches);
@@ -228,9 +228,9 @@ impl Pipeline {
         })
     }
 
-    /// Computes a value of each micro-batch without gradients, and returns the values of all of them on every rank of the
-    /// pipeline, in their order: losses, logits, or what the closure makes of them. The batch may have fewer rows than
-    /// micro-batches. Every rank of the pipeline calls this with the same batch.
+    /// Computes a value of each micro-batch without gradients, such as its loss or its logits, and returns the values
+    /// of all micro-batches, in order, on every rank of the pipeline. The batch may have fewer rows than micro-batches.
+    /// Every rank of the pipeline must call this method with the same batch.
     ///
     /// # Errors
     /// Returns the same errors as [`Pipeline::forward_backward`], also for a batch without rows.

@@ -195,8 +195,8 @@ impl AcceleratorBuilder {
     ///
     /// The loop stays the same. An optimizer that was built with whole parameters steps this rank's shards from
     /// `prepare` on. Outside of the model's forward the parameters have no memory: read them within
-    /// [`PreparedModel::gathered`](crate::PreparedModel::gathered). With [`AcceleratorBuilder::mixed_precision`] parameters
-    /// are gathered in that type unless [`Sharding::mixed`] names one.
+    /// [`PreparedModel::gathered`](crate::PreparedModel::gathered). With [`AcceleratorBuilder::mixed_precision`]
+    /// parameters are gathered in that type unless [`Sharding::mixed`] sets another one.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -317,8 +317,9 @@ impl AcceleratorBuilder {
 
     /// Sets the size of expert groups: this many neighbouring ranks divide the experts of each mixture between them
     /// (expert parallelism), for mixtures that do not fit a device. They read different samples, and send tokens to the
-    /// ranks of their experts. The mesh follows from it. Models are built by [`Parallelism::model`](crate::Parallelism::model). Defaults
-    /// to the value of `BRIGADE_EXPERT`, which `brigade launch --expert` sets.
+    /// ranks of their experts. Sets the mesh as well. Models are built by
+    /// [`Parallelism::model`](crate::Parallelism::model). Defaults to the value of `BRIGADE_EXPERT`, which
+    /// `brigade launch --expert` sets.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -332,8 +333,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets how pipelines divide a batch and order its passes. Defaults to 1F1B with four micro-batches for each rank of a
-    /// pipeline.
+    /// Sets how pipelines divide a batch and order its passes. Defaults to 1F1B with four micro-batches for each rank
+    /// of a pipeline.
     pub fn pipeline_options(mut self, options: PipelineOptions) -> Self {
         self.arrangement.pipeline = Some(options);
         self
