@@ -95,7 +95,7 @@ pub trait LabelItems: Send + Sync {
     /// Returns the label of each item.
     ///
     /// # Errors
-    /// Fails when one has none: an error that names it.
+    /// Fails if an item has no label. The message contains the item.
     fn labels(&self, items: &Items) -> Result<Vec<Label>>;
 }
 

@@ -34,7 +34,7 @@ impl Learner {
         self
     }
 
-    /// Sets the learning rate of fits without one of their own. Defaults to the optimizer's.
+    /// Sets the learning rate of fits for which none is given. Defaults to the optimizer's.
     #[must_use]
     pub fn lr(mut self, lr: f64) -> Self {
         self.lr = Some(lr);
