@@ -107,7 +107,7 @@ pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 pub struct TextDataLoaders {
     /// Training loader of the texts.
     pub train: DataLoader<TextBatches>,
-    /// Validation loader, unless there are no validation texts. A classifier's texts are sorted by length.
+    /// Validation loader. `None` if there are no validation texts. A classifier's texts are sorted by length.
     pub valid: Option<DataLoader<TextBatches>>,
     /// Vocabulary of the texts.
     pub vocabulary: Arc<Vocabulary>,
@@ -411,7 +411,7 @@ impl TextLoaders {
     }
 
     /// Creates the loaders. `batch_size` is the number of texts, or of a language model's rows, in a batch of one rank.
-    /// All ranks call it, and if one fails, all fail.
+    /// All ranks must call it, and if one fails, all fail.
     ///
     /// # Errors
     /// Fails if texts cannot be read or tokenized, there are too few, labels do not match the target, or the ranks have
