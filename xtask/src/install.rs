@@ -149,7 +149,8 @@ mod tests {
     #[test]
     fn every_need_with_packages_is_offered_but_what_only_cross_and_slow_tests_need() {
         for need in Need::ALL {
-            let is_for_packages = [Need::Arm64, Need::Arm64Package, Need::FreshSystem].contains(&need);
+            let is_for_packages =
+                [Need::Arm64, Need::Arm64Package, Need::FreshSystem].contains(&need);
             let is_offered = !need.packages().is_empty() && !is_for_packages;
             assert_eq!(PACKAGED.contains(&need), is_offered, "{need}");
         }

@@ -52,7 +52,7 @@ pub trait BatchedDataset: Send + Sync {
     }
 }
 
-/// Position of a batch, and the random seeds that follow from it.
+/// Position of a batch, from which the random seeds of its samples are derived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchContext {
     /// Seed of the loader, the same on all ranks.

@@ -30,8 +30,8 @@ pub trait Collate: Sized {
     /// Joins samples into a batch with one row for each, in their order.
     ///
     /// # Errors
-    /// Fails if the samples differ in shape, type or keys, and for an empty list of samples of a type whose shape is
-    /// only known from a sample.
+    /// Fails if the samples differ in shape, type or keys, or if `samples` is empty and the shape of the batch
+    /// depends on a sample, as it does for tensors and lists.
     fn collate(samples: &[&Self]) -> Result<Self::Batch>;
 }
 

@@ -49,8 +49,8 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// Returns the sample `index`. Random choices must follow from `seed`, which is new in every epoch and the same on
-    /// any number of threads and ranks.
+    /// Returns the sample `index`. Random choices must depend only on `seed`, which is new in every epoch and the same
+    /// on any number of threads and ranks.
     ///
     /// # Errors
     /// Fails with any error of the dataset, which the loader returns in place of the sample's batch.
@@ -159,7 +159,7 @@ pub trait IterableDataset: Send + Sync {
     /// Type of a sample.
     type Sample: Collate + 'static;
 
-    /// Returns an iterator over the samples of an epoch. Random choices in their order or content must follow from
+    /// Returns an iterator over the samples of an epoch. Random choices in their order or content must depend only on
     /// `epoch` and `seed`, which are the same on all ranks.
     fn iter(&self, epoch: u64, seed: u64) -> SampleStream<Self::Sample>;
 }

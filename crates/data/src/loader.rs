@@ -122,7 +122,7 @@ impl<D> DataLoader<D> {
     }
 
     /// Sets the number of threads that prefetch batches. With 0, each batch is made in the calling thread when it is
-    /// requested. The threads use cores that the training step then lacks. Defaults to 0.
+    /// requested. The threads take cores away from the training step. Defaults to 0.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.core.options.threads = threads;
@@ -146,7 +146,7 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Sets the batch sampler, which replaces batch size, order and [`shuffle`](Self::shuffle).
+    /// Sets the batch sampler, which replaces batch size, order and [`shuffle`](Self::shuffle). Defaults to none.
     #[must_use]
     pub fn batch_sampler(mut self, batches: impl BatchSampler + 'static) -> Self {
         self.order = OrderRule::Lists(Arc::new(batches));

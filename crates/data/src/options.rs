@@ -26,11 +26,11 @@ pub struct LoaderOptions {
     /// Number of threads that make batches. With 0, the calling thread makes each batch when it is requested. Defaults
     /// to 0 for a [`DataLoader`](crate::DataLoader) and 1 for a [`StreamLoader`](crate::StreamLoader).
     pub threads: usize,
-    /// Number of batches that are made ahead. `None` stands for two per thread.
+    /// Number of batches that are made ahead. Defaults to `None`: two per thread.
     pub prefetch: Option<usize>,
     /// `true` if threads begin the next epoch before it is requested. Defaults to `false`.
     pub overlap_epochs: bool,
-    /// The GPU on which each thread computes on a GPU stream of its own. `None`: threads have no stream of their own.
+    /// GPU on which each thread uses a stream of its own. Defaults to `None`: threads have no streams of their own.
     pub device: Option<Device>,
 }
 

@@ -25,7 +25,7 @@ use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 /// its part of every round; with [`dispatch`](StreamLoader::dispatch), one rank reads for all instead.
 ///
 /// A sample that cannot be read, or a panic of the stream, is returned as an error in place of its batch and ends the
-/// epoch: later samples would fall into other rounds than on the other ranks.
+/// epoch, because the rounds of later samples would differ from those of the other ranks.
 ///
 /// ```
 /// use brigade_data::{StreamLoader, stream_from_fn};

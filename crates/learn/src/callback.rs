@@ -74,17 +74,18 @@ pub type Step = std::result::Result<(), Interrupt>;
 /// Ranks on which a callback is called, and how they agree on a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranks {
-    /// Calls it on every rank. A cancellation must happen on all ranks: the callback decides by values that are equal
-    /// on all of them, such as metrics, the epoch or the learning rate.
+    /// Calls the callback on every rank. If it cancels a part of the fit, it must do so on all ranks: it must decide by
+    /// values that are equal on all of them, such as metrics, the epoch or the learning rate.
     All,
-    /// Calls it only on rank 0, to write files or lines. A cancellation is an error.
+    /// Calls the callback only on rank 0, for callbacks that write files or output. Cancelling a part of the fit is an
+    /// error.
     Main,
-    /// Calls it on every rank, each of which decides by its own values at these events; a cancellation on one rank
-    /// cancels on all. Costs a small all-gather at each of these events.
+    /// Calls the callback on every rank. At these events each rank may decide by its own values: if one rank cancels,
+    /// all ranks do. Costs a small all-gather at each of these events.
     Any(&'static [Event]),
 }
 
-/// Parts of an epoch in which a callback gets the events of batches.
+/// Parts of an epoch in which a callback is called at the events of batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phases {
     /// Events of batches in training and in validation.
@@ -118,50 +119,54 @@ macro_rules! events {
         /// }
         /// ```
         pub trait Callback: Any + fmt::Debug {
-            /// Returns its name for messages. Defaults to the name of the type.
+            /// Returns the callback's name for messages. Defaults to the name of the type.
             fn name(&self) -> String {
                 let full = std::any::type_name::<Self>();
                 let full = full.split('<').next().unwrap_or(full);
                 full.rsplit("::").next().unwrap_or(full).to_owned()
             }
 
-            /// Returns its position among the callbacks of an event: smaller numbers are called first, equal ones in
-            /// the order in which they were added. The callbacks of this crate have fastai's numbers.
+            /// Returns the callback's position among the callbacks of an event: smaller numbers are called first, equal
+            /// ones in the order in which they were added. Defaults to 0. The callbacks of this crate have fastai's
+            /// numbers.
             fn order(&self) -> i32 {
                 0
             }
 
-            /// Returns the ranks on which it is called. Defaults to all ranks.
+            /// Returns the ranks on which the callback is called. Defaults to [`Ranks::All`].
             fn ranks(&self) -> Ranks {
                 Ranks::All
             }
 
-            /// Returns the parts of an epoch in which it gets the events of batches. Defaults to both.
+            /// Returns the parts of an epoch in which the callback is called at the events of batches. Defaults to
+            /// [`Phases::Both`].
             fn phases(&self) -> Phases {
                 Phases::Both
             }
 
-            /// Returns `true` if it also takes part in passes outside of a fit: `validate`, `predictions` and the
-            /// learning-rate finder. Callbacks that write, save or stop return `false`.
+            /// Returns `true` if the callback is also called in passes outside of a fit: `validate`, `predictions` and
+            /// the learning-rate finder. Defaults to `true`. Callbacks that write, save or stop should return `false`.
             fn in_evaluation(&self) -> bool {
                 true
             }
 
-            /// Undoes its changes for the time of the fit. Called once when the fit has ended, however it ended: after
-            /// `after_fit`, and after an error, which sends no further event.
+            /// Undoes the changes that the callback made for the duration of the fit. Called once at the end of every
+            /// fit: after `after_fit`, or after an error, in which case no further event follows. Does nothing by
+            /// default.
             fn ended(&mut self, _learner: &mut LearnerState) {}
 
-            /// Returns the state that it needs to continue from a checkpoint. Defaults to `None`. Called on every rank
-            /// before a checkpoint is saved, which keeps the state of rank 0.
+            /// Returns the state from which the callback can continue when a fit resumes. Defaults to `None`. Called on
+            /// every rank before a checkpoint is saved; the checkpoint contains rank 0's state.
             ///
             /// # Errors
-            /// Any error stops the save.
+            /// Any error makes the save fail.
             fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
                 Ok(None)
             }
 
-            /// Continues from a state that [`Callback::state`] returned. Called on every rank, after `before_fit`,
-            /// `before_epoch` and `before_train` of the interrupted epoch, with the model of the checkpoint.
+            /// Loads a state that [`Callback::state`] returned. Called on every rank when a fit resumes, after
+            /// `before_fit`, `before_epoch` and `before_train` of the interrupted epoch, with the model of the
+            /// checkpoint. Does nothing by default.
             ///
             /// # Errors
             /// Fails if the state does not have the expected form.
@@ -240,9 +245,9 @@ events! {
     after_fit AfterFit,
 }
 
-/// The callbacks argument of a fit: nothing (`()`), one callback, a tuple of up to six, or a list.
+/// The callbacks argument of a fit: none (`()`), one callback, a tuple of up to six, or a list.
 pub trait IntoCallbacks {
-    /// Converts it to a list of callbacks, in order.
+    /// Converts the argument to a list of callbacks, in order.
     fn into_callbacks(self) -> Vec<Box<dyn Callback>>;
 }
 

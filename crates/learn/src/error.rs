@@ -38,7 +38,7 @@ pub enum LearnError {
     /// A file could not be read or written.
     #[error("{action} {}: {source}", path.display())]
     File {
-        /// Operation that failed, as a phrase that a path follows.
+        /// Operation that failed, as the beginning of a message that ends with the path: `cannot write`.
         action: &'static str,
         /// Path of the file.
         path: PathBuf,
@@ -50,7 +50,7 @@ pub enum LearnError {
     Format {
         /// Path of the file.
         path: PathBuf,
-        /// First part of the file that does not fit.
+        /// Reason why the file cannot be loaded.
         reason: String,
     },
     /// A picture could not be drawn or written.

@@ -97,7 +97,7 @@ impl std::fmt::Debug for Predictor {
 
 impl Predictor {
     /// Loads a file of [`Learner::export`], for a model of the same architecture, onto the Accelerator's device. `X` is
-    /// what the model's forward takes: `Tensor` for images.
+    /// the argument of the model's forward: `Tensor` for images.
     ///
     /// ```no_run
     /// use brigade_learn::Predictor;

@@ -15,7 +15,7 @@ pub enum Hyper {
 }
 
 impl Hyper {
-    /// Returns its name in logs and plots.
+    /// Returns the hyperparameter's name in logs and plots.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

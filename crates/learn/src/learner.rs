@@ -42,9 +42,9 @@ pub use self::schedules::{FineTuneOptions, FlatCosOptions, OneCycleOptions, Sgdr
 /// The same program runs on one process and, under `brigade launch`, on any number: a fit distributes the loaders over
 /// the ranks, averages gradients, and undoes both when it ends. All ranks call the same methods.
 ///
-/// A model that its ranks cannot hold whole is sharded ([`Learner::sharding`], or the Accelerator's own setting): from the
-/// first fit on each rank has a part of the weights, gradients and optimizer states, and what reads whole weights
-/// ([`LearnerState::gathered`], `save`, `export`, `predict`) is called on every rank.
+/// A model that does not fit the memory of one rank can be sharded ([`Learner::sharding`], or the Accelerator's own
+/// setting): from the first fit on each rank has a part of the weights, gradients and optimizer states, and methods
+/// that read whole weights ([`LearnerState::gathered`], `save`, `export`, `predict`) must be called on every rank.
 ///
 /// ```
 /// use brigade_data::{DataLoader, TensorDataset};

@@ -45,14 +45,14 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// Returns the name of the loss.
     fn name(&self) -> &str;
 
-    /// Computes the mean loss over the batch: a tensor of one value, with its autograd graph.
+    /// Computes the mean loss over the batch: a scalar tensor with its autograd graph.
     ///
     /// # Errors
-    /// Fails when shapes do not fit: an error that names both.
+    /// Fails when the shapes of predictions and targets do not fit. The message contains both.
     fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// Computes the loss of each element without reduction, as a flat tensor: for classes one value for each sample,
-    /// pixel or token; for labels and numbers one value for each of them, in the order of the targets.
+    /// Computes the loss of each element without reduction, as a tensor of one dimension, in the order of the targets.
+    /// Class targets have one value for each sample, pixel or token; other targets have one for each label or number.
     ///
     /// # Errors
     /// Returns the same errors as [`Loss::forward`].
@@ -76,7 +76,8 @@ pub trait Loss: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Decodes outputs of the activation, such as a mean of the probabilities of several passes.
+    /// Decodes outputs to which the activation was already applied, such as the mean of the probabilities of several
+    /// passes.
     ///
     /// # Errors
     /// Fails when the shape does not fit.

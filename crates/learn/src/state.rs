@@ -537,7 +537,8 @@ impl LearnerState {
     /// Sets a hyperparameter of each parameter group for the following steps.
     ///
     /// # Errors
-    /// Fails for another number of values, and for values that are negative or not finite.
+    /// Fails if the number of values differs from the number of parameter groups, or if a value is negative or not
+    /// finite.
     pub fn set_hyper(&mut self, hyper: Hyper, values: &[f64]) -> Result<()> {
         self.grouped.set(hyper, values)
     }

@@ -15,12 +15,12 @@ use crate::loaders::Loaders;
 /// Options of [`vision_learner`]: pretrained weights and the head.
 #[derive(Clone, Debug, Default)]
 pub struct VisionOptions {
-    /// Path of a file with the body's weights: torchvision's, timm's or fastai's of the whole architecture. Without it
-    /// the body keeps its random initial values, and nothing is frozen.
+    /// Path of a weights file of the whole architecture, from torchvision, timm or fastai, of which the body's weights
+    /// are loaded. Defaults to `None`: the body keeps its random initial values, and nothing is frozen.
     pub weights: Option<PathBuf>,
     /// Options of the head. Defaults to fastai's head for the data's classes.
     pub head: Option<HeadOptions>,
-    /// Number of outputs of the model, for data without classes.
+    /// Number of outputs of the model, for data without classes. Defaults to the number of classes.
     pub outputs: Option<i64>,
 }
 

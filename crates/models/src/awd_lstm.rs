@@ -75,7 +75,7 @@ pub struct AwdLstmOptions {
     pub padding: i64,
     /// Reads in both directions, each with half of the hidden size (`bidir`). Defaults to `false`.
     pub bidirectional: bool,
-    /// Dropout probabilities of the encoder and the layers after it.
+    /// Dropout probabilities of the encoder and the layers after it. Defaults to fastai's.
     pub dropout: AwdLstmDropout,
 }
 
@@ -203,7 +203,7 @@ impl AwdLstm {
         }
     }
 
-    /// Returns the full name of the encoder in the model, empty at its root.
+    /// Returns the full name of the encoder in the model, or an empty string if the encoder is the model's root.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -223,7 +223,7 @@ impl AwdLstm {
     /// Computes the outputs for embedding vectors `[n, time, embedding]` instead of token ids.
     ///
     /// # Errors
-    /// Returns an error of libtorch for another shape.
+    /// Returns an error of libtorch if the shape does not fit.
     pub fn forward_embedded(&self, vectors: &Tensor) -> Result<Tensor> {
         let (rows, ..) = vectors.size3()?;
         let states = self.state.of_rows(rows, vectors)?;

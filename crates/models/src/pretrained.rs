@@ -113,7 +113,8 @@ impl Pretrained {
         Self::default()
     }
 
-    /// Sets the rule for another number of channels.
+    /// Sets how the weights of the first convolution are computed if the model has another number of input channels
+    /// than the weights file. Defaults to the architecture's rule ([`ImageClassifier::input_channels`]).
     #[must_use]
     pub fn channels(self, rule: InputChannels) -> Self {
         Self { channels: Some(rule), ..self }

@@ -191,7 +191,8 @@ impl ContextPart {
         Ok(Tensor::f_cat(&ranges.collect::<Result<Vec<_>, _>>()?, 0)?)
     }
 
-    /// Returns the values of all ranks' tokens along `dim`, in the order of the sequence and without padding, on every rank.
+    /// Gathers the parts of all ranks along `dim`, and returns the whole sequence, in order and without padding, on
+    /// every rank.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory

@@ -76,7 +76,7 @@ pub enum ModelError {
         source: Error,
     },
 
-    /// A TorchScript module returned a value of another type than its model's output type.
+    /// A TorchScript module returned a value whose type differs from the model's output type.
     #[error("the TorchScript module gave {found}, expected {expected}")]
     ScriptOutput {
         /// Description of the expected type.

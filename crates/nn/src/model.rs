@@ -131,13 +131,14 @@ impl Model<()> {
 }
 
 impl ModelBuilder {
-    /// Sets the device of the parameters. The initial values are the same on every device.
+    /// Sets the device of the parameters. Defaults to the CPU. The initial values are the same on every device.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
-    /// Sets the kind of the parameters and of floating-point buffers: Float, Double, Half or BFloat16.
+    /// Sets the kind of the parameters and of floating-point buffers: `Float` (the default), `Double`, `Half` or
+    /// `BFloat16`.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self

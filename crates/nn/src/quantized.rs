@@ -47,7 +47,7 @@ impl Weights {
     }
 
     /// Returns the format of 4-bit integers with a scale and a zero point for each `group` of input features.
-    /// libtorch's kernels support groups of 32, 64 or 128: 5.0, 4.5 or 4.25 bits per weight.
+    /// libtorch's kernels support groups of 32, 64 or 128, which take 5.0, 4.5 or 4.25 bits per weight.
     pub fn int4(group: usize) -> Self {
         Self::quantized(QuantizedFormat::Int4 { group })
     }

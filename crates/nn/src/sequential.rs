@@ -53,8 +53,8 @@ impl Sequential {
         self.add(Function(function))
     }
 
-    /// Lets a pipeline cut the model between these layers. `stages` is the result of [`crate::ParamPath::stages`] for
-    /// the names of the layers, one for each layer.
+    /// Allows a pipeline to cut the model between these layers. `stages` is the result of [`crate::ParamPath::stages`]
+    /// for the names of all layers.
     #[must_use]
     pub fn in_stages(self, stages: Stages) -> Self {
         Self { stages: Some(stages), ..self }

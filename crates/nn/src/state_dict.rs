@@ -139,11 +139,11 @@ impl IntoIterator for StateDict {
 pub struct LoadReport {
     /// Number of names of the model that have values in the dictionary.
     pub loaded: usize,
-    /// Names of the model that the dictionary lacks.
+    /// Names of the model that are missing in the dictionary.
     pub missing: Vec<String>,
-    /// Names of the dictionary that the model lacks.
+    /// Names of the dictionary that the model does not have.
     pub unexpected: Vec<String>,
-    /// Names that both have, with different shapes.
+    /// Names whose tensors have different shapes in the model and the dictionary.
     pub mismatched: Vec<ShapeMismatch>,
     /// Key of the dictionary in its file ([`StateDict::key`]).
     pub key: String,

@@ -137,8 +137,8 @@ impl TensorRegion {
     /// Runs a sequence of layers whose input and output are hidden states `[.., sequence, hidden size]` that are equal
     /// on all ranks. If the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets this
     /// rank's part of the sequence and returns its part: divided layers gather the sequence before their product and
-    /// scatter the sum after it, and other layers of this crate compute the part, with the sum of the ranks' gradients
-    /// for their parameters. Otherwise it only calls `f`.
+    /// scatter the sum after it, and the other layers of this crate compute only this rank's part, and sum the
+    /// gradients of their parameters over the ranks. Without sequence regions it only calls `f`.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a sequence length that is not divisible by the number of
@@ -185,8 +185,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Returns a parameter that every rank has whole, for use in a layer of a sequence region: its gradient is summed
-    /// over the ranks, which have different tokens. Outside of a sequence region returns the parameter itself.
+    /// Returns a replicated parameter for use in a layer of a sequence region: its gradient is summed over the ranks,
+    /// because they have different tokens. Outside of a sequence region returns the parameter itself.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].

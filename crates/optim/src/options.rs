@@ -41,13 +41,13 @@ impl WeightDecay {
 macro_rules! common_options {
     ($($header:tt)*) => {
         $($header)* {
-            /// Sets the learning rate.
+            /// Sets the learning rate, in place of the one that the options were created with.
             pub fn lr(mut self, lr: f64) -> Self {
                 self.options.lr = lr;
                 self
             }
 
-            /// Sets the weight decay.
+            /// Sets the weight decay. Defaults to 0, or to 0.01 for AdamW and 0.1 for Muon.
             pub fn weight_decay(mut self, weight_decay: f64) -> Self {
                 self.options.weight_decay = weight_decay;
                 self
@@ -60,15 +60,16 @@ macro_rules! common_options {
                 self
             }
 
-            /// Sets whether biases and the weights of norms are exempt from weight decay: parameters that are named
-            /// `bias`, have a bias of the same shape in their module, or have fewer than two dimensions.
+            /// Sets whether biases and the weights of norms are exempt from weight decay. Defaults to `false`. These
+            /// are the parameters that are named `bias`, have a bias of the same shape in their module, or have fewer
+            /// than two dimensions.
             pub fn no_decay_on_norms_and_biases(mut self, on: bool) -> Self {
                 self.options.no_decay_on_norms_and_biases = on;
                 self
             }
 
             /// Restricts the optimizer to the parameters whose name matches the pattern (see
-            /// [`Group::matching`](crate::Group::matching)). Further calls add parameters.
+            /// [`Group::matching`](crate::Group::matching)). Further calls add parameters. Defaults to all parameters.
             pub fn only(mut self, pattern: impl Into<String>) -> Self {
                 self.options.selection.push((pattern.into(), true));
                 self

@@ -89,7 +89,8 @@ impl Scheduler {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of schedules.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the number of schedules differs from the number of parameter
+    /// groups.
     pub fn per_group(optimizer: &Optimizer, schedules: Vec<Box<dyn LrSchedule>>) -> Result<Self> {
         let expected = optimizer.lock().schedulable_groups();
         if schedules.len() != expected {

@@ -178,15 +178,15 @@ impl DeviceMap {
         self
     }
 
-    /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply to the matrices of
-    /// units.
+    /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply only to the weight
+    /// matrices within units; the other weights have the format's floating-point type.
     #[must_use]
     pub fn format(self, format: WeightFormat) -> Self {
         Self { format: Some(format), ..self }
     }
 
-    /// Sets whether a device on which the next layer does not fit gets the first module that does, where it would be
-    /// left empty (Accelerate's `fallback_allocation`). Defaults to `false`.
+    /// Sets whether a device that would be left empty, because the next layer does not fit on it, gets the first later
+    /// module that fits (Accelerate's `fallback_allocation`). Defaults to `false`.
     #[must_use]
     pub fn fallback(self, is_on: bool) -> Self {
         Self { fallback: is_on, ..self }
@@ -209,17 +209,17 @@ impl DeviceMap {
     ///
     /// # Errors
     /// - [`DeviceMapError::UnknownPlace`], [`NoSuchDevice`](DeviceMapError::NoSuchDevice) and
-    ///   [`Limit`](DeviceMapError::Limit) for devices that do not exist, and for limits that are not a number of
-    ///   bytes, or are empty where free memory is not known.
+    ///   [`Limit`](DeviceMapError::Limit) for devices that do not exist, for limits that are not a number of bytes, and
+    ///   for empty limits of devices whose free memory is not known.
     /// - [`NoLimits`](DeviceMapError::NoLimits) if no limits are given and free memory is not known, and
     ///   [`TwoLimits`](DeviceMapError::TwoLimits) for a device with two limits.
-    /// - [`NoSuchTensor`](DeviceMapError::NoSuchTensor) for the type of a tensor that does not exist, and
+    /// - [`NoSuchTensor`](DeviceMapError::NoSuchTensor) if a type is set for a tensor that does not exist, and
     ///   [`TooLarge`](DeviceMapError::TooLarge) for a model whose bytes cannot be counted.
     /// - [`UnknownName`](DeviceMapError::UnknownName), [`Uncovered`](DeviceMapError::Uncovered),
-    ///   [`Overlap`](DeviceMapError::Overlap) and [`TiedApart`](DeviceMapError::TiedApart) for maps by hand that do not
-    ///   suit the model.
+    ///   [`Overlap`](DeviceMapError::Overlap) and [`TiedApart`](DeviceMapError::TiedApart) for a manual map that does
+    ///   not fit the model.
     /// - [`UnitTooLarge`](DeviceMapError::UnitTooLarge) if the device that computes has no room for the largest
-    ///   offloaded layer, and [`OverLimit`](DeviceMapError::OverLimit) if a map by hand exceeds a limit.
+    ///   offloaded layer, and [`OverLimit`](DeviceMapError::OverLimit) if a manual map exceeds a limit.
     pub fn resolve(
         &self,
         tree: &ModuleTree,

@@ -44,13 +44,13 @@ pub enum ShardingError {
         axis: &'static str,
     },
 
-    /// Axes whose sizes have another product than the world size.
+    /// The product of the axes' sizes differs from the world size.
     #[error(
         "the mesh {axes} has {product} ranks and the job has {world_size}: {}, or start {product} ranks",
         made(.fitting)
     )]
     WorldSize {
-        /// Axes of the mesh and their sizes: `dp_replicate 2 x dp_shard 4`.
+        /// Axes of the mesh and their sizes, such as `dp_replicate 2 x dp_shard 4`.
         axes: String,
         /// Product of the sizes of the axes.
         product: usize,

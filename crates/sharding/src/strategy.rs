@@ -290,31 +290,31 @@ impl Sharding {
         Strategy::Hybrid(shard_size).into()
     }
 
-    /// Sets the treatment of whole parameters between forward and backward pass.
+    /// Sets the treatment of whole parameters between forward and backward pass. Defaults to [`Reshard::Yes`].
     #[must_use]
     pub fn reshard_after_forward(self, reshard_after_forward: Reshard) -> Self {
         Self { reshard_after_forward, ..self }
     }
 
-    /// Sets the data types of the computation and of sums.
+    /// Sets the data types of the computation and of sums. Defaults to the parameters' own, with sums in float32.
     #[must_use]
     pub fn mixed(self, mixed: MixedPrecision) -> Self {
         Self { mixed, ..self }
     }
 
-    /// Sets the memory in which shards are kept.
+    /// Sets the memory in which shards are kept. Defaults to [`Offload::None`].
     #[must_use]
     pub fn offload(self, offload: Offload) -> Self {
         Self { offload, ..self }
     }
 
-    /// Sets the division of the model into units.
+    /// Sets the division of the model into units. Defaults to [`Units::Blocks`].
     #[must_use]
     pub fn units(self, units: Units) -> Self {
         Self { units, ..self }
     }
 
-    /// Sets the time at which gradients are reduced during accumulation.
+    /// Sets the time at which gradients are reduced during accumulation. Defaults to [`ReduceGradients::EachBatch`].
     #[must_use]
     pub fn reduce(self, reduce: ReduceGradients) -> Self {
         Self { reduce, ..self }

@@ -24,9 +24,9 @@ impl Sharding {
     /// ```
     ///
     /// # Errors
-    /// [`ShardingError::UnknownStrategy`] for another word, [`ShardingError::Json`] for an object with an unknown or
-    /// duplicate key, a wrong value or no strategy, and [`ShardingError::NotAFloat`] for a type of mixed precision that
-    /// is not a float.
+    /// [`ShardingError::UnknownStrategy`] for an unknown word, [`ShardingError::Json`] for an object with an
+    /// unknown or duplicate key, a wrong value or no strategy, and [`ShardingError::NotAFloat`] for a type of mixed
+    /// precision that is not a float.
     pub fn parse_setting(text: &str) -> Result<Option<Self>, ShardingError> {
         let text = text.trim();
         if !text.starts_with('{') {

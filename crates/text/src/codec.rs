@@ -132,7 +132,8 @@ impl TextCodec {
     /// Returns the token ids of a text.
     ///
     /// # Errors
-    /// Fails if the tokenizer rejects the text, or the vocabulary has neither a token nor an unknown token.
+    /// Fails if the tokenizer rejects the text, or if a token is not in the vocabulary, and the vocabulary has no
+    /// unknown token.
     pub fn ids(&self, text: &str) -> Result<Vec<i64>> {
         let mut tokens = TokenList::new();
         self.tokenizer.tokenize(text, &mut tokens).map_err(TextError::from)?;

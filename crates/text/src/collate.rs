@@ -30,7 +30,7 @@ pub use words::{align_labels, words_of_offsets};
 pub struct Sequence {
     /// Ids of the tokens.
     pub ids: Vec<i64>,
-    /// Token type ids: the index of each token's text in a pair.
+    /// Token type ids: for a pair of texts, 0 for each token of the first text and 1 for each token of the second.
     pub type_ids: Option<Vec<i64>>,
     /// Special-token mask: `true` for each token that the tokenizer has added, such as `[CLS]`.
     pub special: Option<Vec<bool>>,
@@ -60,7 +60,8 @@ impl Sequence {
         Self { ids, ..Self::default() }
     }
 
-    /// Sets the token type ids: for each token the index of its text in a pair.
+    /// Sets the token type ids: for a pair of texts, 0 for each token of the first text and 1 for each token of the
+    /// second.
     #[must_use]
     pub fn type_ids(mut self, type_ids: Vec<i64>) -> Self {
         self.type_ids = Some(type_ids);
@@ -235,16 +236,16 @@ impl SequenceCollator {
     }
 
     /// Rounds the padded length up to a multiple of `tokens`, for tensor cores (8) or for fewer different shapes:
-    /// `pad_to_multiple_of`.
+    /// `pad_to_multiple_of`. Defaults to 1.
     #[must_use]
     pub fn multiple_of(mut self, tokens: usize) -> Self {
         self.multiple_of = tokens.max(1);
         self
     }
 
-    /// Sets the model's vocabulary size, so that a token id that is not below it is an error that names the token. On
-    /// the CPU a model reports such an id itself; on a GPU the kernel fails and ends the program. The check runs on the
-    /// host, where batches are made.
+    /// Sets the model's vocabulary size, so that a token id that is not below it is an error that names the token.
+    /// Defaults to no check. On the CPU a model reports such an id itself; on a GPU the kernel fails and ends the
+    /// program. The check runs on the host, where batches are made.
     ///
     /// ```
     /// use brigade_text::{Sequence, SequenceCollator};
@@ -276,11 +277,13 @@ impl SequenceCollator {
         self
     }
 
-    /// Collates sequences to a batch. `seeds` has a seed for each sequence if tokens are masked.
+    /// Collates sequences into a batch. If tokens are masked ([`masked`](Self::masked)), `seeds` must have one seed for
+    /// each sequence; otherwise it is not used.
     ///
     /// # Errors
-    /// [`DataError::EmptyBatch`] without sequences; [`DataError::Collate`] if only some have type ids, or their labels
-    /// are of different kinds; [`DataError::Unfit`] for a sequence that is too long, or whose lists differ in length.
+    /// [`DataError::EmptyBatch`] if there are no sequences; [`DataError::Collate`] if only some have type ids,
+    /// or their labels are of different kinds; [`DataError::Unfit`] for a sequence that is too long, or whose lists
+    /// differ in length.
     pub fn collate(&self, sequences: &[Sequence], seeds: &[u64]) -> Result<SequenceBatch> {
         for (position, sequence) in sequences.iter().enumerate() {
             sequence.check(position)?;

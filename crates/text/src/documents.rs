@@ -10,9 +10,10 @@ use brigade_torch::Result;
 
 use crate::error::TextError;
 
-/// Texts as token ids, which are read by ranges: from memory, or from a file that is never read as a whole.
+/// A list of tokenised texts, whose token ids are read in ranges: from memory, or from a file that is not loaded as a
+/// whole.
 ///
-/// Loaders read from several threads at the same time.
+/// Loaders call [`read`](Self::read) from several threads at the same time.
 pub trait Documents: fmt::Debug + Send + Sync {
     /// Returns the number of texts.
     fn len(&self) -> usize;

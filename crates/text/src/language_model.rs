@@ -60,7 +60,8 @@ pub struct LanguageModelData<D> {
 type StreamKey = Option<(u64, u64)>;
 
 impl<D: Documents> LanguageModelData<D> {
-    /// Creates a dataset of `rows` streams, of which each batch contains `seq_len` tokens (fastai: 72).
+    /// Creates a dataset that divides the tokens into `rows` streams. A batch has the next `seq_len` tokens of each
+    /// stream (fastai: 72).
     ///
     /// # Errors
     /// [`DataError::Unfit`] if `rows` or `seq_len` is 0, or there are too few tokens for one step of one token.

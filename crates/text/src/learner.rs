@@ -56,7 +56,7 @@ pub struct LanguageLearnerOptions {
     pub label_smoothing: f64,
     /// Kind (dtype) of the parameters. Defaults to float32.
     pub kind: Kind,
-    /// Pre-trained weights. With them everything but the embeddings is frozen.
+    /// Pre-trained weights. Everything but the embeddings is then frozen. Defaults to `None`: random initial values.
     pub pretrained: Option<PretrainedText>,
 }
 
@@ -89,7 +89,8 @@ pub struct TextLearnerOptions {
     pub outputs: Option<i64>,
     /// Kind (dtype) of the parameters. Defaults to float32.
     pub kind: Kind,
-    /// Pre-trained language model whose encoder is used. With it everything but the head is frozen.
+    /// Pre-trained language model whose encoder is used. Everything but the head is then frozen. Defaults to `None`:
+    /// random initial values.
     pub pretrained: Option<PretrainedText>,
 }
 

@@ -107,7 +107,7 @@ pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 pub struct TextDataLoaders {
     /// Training loader of the texts.
     pub train: DataLoader<TextBatches>,
-    /// Validation loader, unless there are no validation texts. A classifier's texts are sorted by length.
+    /// Validation loader. `None` if there are no validation texts. A classifier's texts are sorted by length.
     pub valid: Option<DataLoader<TextBatches>>,
     /// Vocabulary of the texts.
     pub vocabulary: Arc<Vocabulary>,
@@ -300,7 +300,8 @@ impl TextLoaders {
         self
     }
 
-    /// Sets the indices of the validation texts, in the source's order.
+    /// Sets the indices of the validation texts in the source, in place of a random share
+    /// ([`valid_share`](Self::valid_share)).
     #[must_use]
     pub fn valid_indices(mut self, indices: impl IntoIterator<Item = usize>) -> Self {
         self.options.part = Part::Indices(indices.into_iter().collect());
@@ -379,8 +380,8 @@ impl TextLoaders {
         self
     }
 
-    /// Sets whether a language model is validated also on the tokens that do not fill all rows. See
-    /// [`LanguageModelData::every_token`](crate::LanguageModelData::every_token).
+    /// Sets whether a language model is also validated on the tokens that do not fill all rows. Defaults to `false`.
+    /// See [`LanguageModelData::every_token`](crate::LanguageModelData::every_token).
     #[must_use]
     pub fn every_token(mut self, every: bool) -> Self {
         self.options.every_token = every;
@@ -402,7 +403,7 @@ impl TextLoaders {
         self
     }
 
-    /// Sets a folder in which the tokens are cached for later runs.
+    /// Sets a folder in which the tokens are cached for later runs. Defaults to no cache.
     #[must_use]
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.options.cache = Some(TokenCache::new(folder));
@@ -410,7 +411,7 @@ impl TextLoaders {
     }
 
     /// Creates the loaders. `batch_size` is the number of texts, or of a language model's rows, in a batch of one rank.
-    /// All ranks call it, and if one fails, all fail.
+    /// All ranks must call it, and if one fails, all fail.
     ///
     /// # Errors
     /// Fails if texts cannot be read or tokenized, there are too few, labels do not match the target, or the ranks have

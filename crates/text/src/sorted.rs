@@ -45,7 +45,7 @@ impl SortedSampler {
 
     /// Creates a sampler whose order is new in each epoch: texts are shuffled, pieces of 50 batches are sorted by
     /// length, and all batches but the first and the last are then shuffled. The longest text comes first, so that a
-    /// lack of memory shows at the first batch. The seed must be the same on all ranks.
+    /// run that would exhaust the memory fails at its first batch. The seed must be the same on all ranks.
     #[must_use]
     pub fn shuffled(lengths: impl Into<Arc<[usize]>>, batch_size: usize, seed: u64) -> Self {
         let shuffled = Some(Shuffled { batch_size: batch_size.max(1), seed });

@@ -36,7 +36,7 @@ impl Autocast {
     /// end.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for another kind, or a device without autocast.
+    /// [`crate::ErrorKind::InvalidArgument`] for any other kind, or a device without autocast.
     pub fn enter(device: Device, kind: Kind, cache: bool) -> Result<Self, Error> {
         let device = match device {
             Device::Cpu => 0,

@@ -26,8 +26,8 @@ pub fn grad_enabled() -> bool {
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BackwardOptions {
-    /// `true` if the graph and its saved tensors are kept for a further backward through it. Defaults to `false`;
-    /// `create_graph` includes it.
+    /// `true` if the graph and its saved tensors are kept for a further backward through it. Defaults to `false`.
+    /// `create_graph` also keeps the graph.
     pub retain_graph: bool,
     /// `true` if the backward itself is recorded, so that gradients can be differentiated. Defaults to `false`.
     pub create_graph: bool,
@@ -75,8 +75,8 @@ pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Erro
         .map_err(|error| Error::libtorch("backward", &error))
 }
 
-/// Computes gradients from the gradients of outputs, one for each, and adds them to the gradients of the leaves: of all
-/// leaves, or only of `leaves` if it is not empty. Leaves that the outputs do not depend on keep their gradients.
+/// Computes gradients from the gradients of the outputs, one per output, and adds them to the gradients of all leaves,
+/// or only of `leaves` if it is not empty. Leaves that the outputs do not depend on keep their gradients.
 ///
 /// ```
 /// use brigade_torch::{BackwardOptions, backward_from, gradient};
@@ -96,7 +96,8 @@ pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Erro
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when an output has no graph, or another shape than its gradient.
+/// [`crate::TorchError::Libtorch`] if an output has no graph, or if its shape differs from that of its
+/// gradient.
 pub fn backward_from(
     outputs: &[&Tensor],
     output_gradients: &[&Tensor],
@@ -118,17 +119,17 @@ pub fn backward_from(
 pub struct GradOptions<'a> {
     /// Options of the backward pass.
     pub backward: BackwardOptions,
-    /// Gradients of the outputs, one for each. If empty, they are ones, for outputs of one element each.
+    /// Gradients of the outputs, one per output. If empty, each output must have one element, and its gradient is 1.
     pub output_gradients: &'a [&'a Tensor],
-    /// `true` if an input that the outputs do not depend on has no gradient, instead of being an error. Defaults to
-    /// `false`.
+    /// `true` if the result is `None` for an input that the outputs do not depend on; `false` if such an input is an
+    /// error. Defaults to `false`.
     pub allow_unused: bool,
 }
 
 /// Computes and returns the gradients of outputs with respect to chosen tensors, without changing any tensor's own
 /// gradient ([torch.autograd.grad](https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html)). With
-/// `create_graph` the gradients can be part of a loss. For an input that the outputs do not depend on, `None` is
-/// returned.
+/// `create_graph` the gradients can be part of a loss. With `allow_unused` the result is `None` for an input that the
+/// outputs do not depend on.
 ///
 /// Nothing is reduced over ranks; the backward of a loss made from these gradients is reduced as any
 /// other.
@@ -150,8 +151,8 @@ pub struct GradOptions<'a> {
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when an output has no graph or more elements than one without a gradient, and,
-/// without `allow_unused`, for an input that the outputs do not depend on.
+/// [`crate::TorchError::Libtorch`] if an output has no graph, if an output without a gradient has more than
+/// one element, or, unless `allow_unused` is set, if the outputs do not depend on an input.
 pub fn grad(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
@@ -174,7 +175,7 @@ pub fn grad(
 /// Sets a parameter's gradient to undefined, as PyTorch's `zero_grad(set_to_none=True)` does.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when the tensor cannot have one.
+/// [`crate::TorchError::Libtorch`] if the tensor cannot have a gradient.
 ///
 /// ```
 /// use brigade_torch::{clear_gradient, gradient};
@@ -194,18 +195,18 @@ pub fn clear_gradient(parameter: &Tensor) -> Result<(), Error> {
 /// Returns a parameter's gradient, or `None` before the first backward pass and after [`clear_gradient`].
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when the tensor cannot have one.
+/// [`crate::TorchError::Libtorch`] if the tensor cannot have a gradient.
 pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
     let gradient =
         ffi::gradient(borrow(parameter)).map_err(|error| Error::libtorch("gradient", &error))?;
     Ok((!gradient.is_null()).then(|| own(gradient)))
 }
 
-/// Sets a parameter's gradient, replacing the one before: for a checkpoint within an accumulation window.
+/// Sets a parameter's gradient, replacing the previous one: for a checkpoint within an accumulation window.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when the parameter cannot have one; [`crate::ErrorKind::InvalidArgument`] when
-/// shape, kind or device are not the parameter's.
+/// [`crate::TorchError::Libtorch`] if the parameter cannot have a gradient;
+/// [`crate::ErrorKind::InvalidArgument`] if shape, kind or device of the gradient differ from the parameter's.
 pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> {
     let (expected, found) = (parameter.size(), gradient.size());
     let alike = parameter.f_kind()? == gradient.f_kind()?

@@ -9,9 +9,9 @@ use crate::error::Error;
 pub struct Bucket {
     /// Number of the bucket, in the order of reduction.
     pub index: usize,
-    /// `true` if it is the last bucket of this backward.
+    /// `true` if this is the last bucket of the backward.
     pub is_last: bool,
-    /// Values of all gradients, in one dimension. A hook leaves the result in it.
+    /// Values of all gradients, in one dimension. A communication hook must write its result into this tensor.
     pub buffer: Tensor,
     /// Gradients as views of the buffer, in its order.
     pub gradients: Vec<Tensor>,
@@ -21,7 +21,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Returns a copy of the bucket in another type.
+    /// Returns a copy of the bucket with its buffer and gradients converted to `kind`.
     ///
     /// # Errors
     /// [`crate::TorchError::Tensor`] if memory runs out.

@@ -27,13 +27,12 @@ pub struct Desync {
     pub group: String,
     /// Rank that reports the difference.
     pub rank: usize,
-    /// Calls by rank, such as `all_reduce Sum of float32 [2, 3] at src/main.rs:10`. Ranks that made no call are left
-    /// out.
+    /// Call of each rank that made one, such as `all_reduce Sum of float32 [2, 3] at src/main.rs:10`.
     pub calls: BTreeMap<usize, String>,
-    /// Ranks whose call differs from that of the majority. If there is no majority, those that differ from the lowest
-    /// rank.
+    /// Ranks whose call differs from that of the majority. If there is no majority, the ranks whose call differs from
+    /// that of the lowest rank.
     pub differing: Vec<usize>,
-    /// Ranks that made no call within the time limit, with their last call.
+    /// Ranks that made no call within the time limit, each with its previous call, or `None` if it has made none.
     pub absent: BTreeMap<usize, Option<String>>,
     /// Time limit of the group.
     pub limit: Duration,

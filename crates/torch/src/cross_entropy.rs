@@ -67,17 +67,18 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 /// [torch.nn.functional.cross_entropy](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.cross_entropy.html)
 /// with classes last.
 ///
-/// The gradient is computed in the forward, only for rows that are not ignored, so that there is one tensor of the
-/// logits' size beside them, where libtorch has three. The backward consumes it: a loss has only one backward, also
-/// with `retain_graph`, and no second derivatives. Sums are computed in float64, and results do not depend on the
-/// number of threads.
+/// The gradient is computed in the forward, only for rows that are not ignored, so that only one more tensor of the
+/// logits' size is in memory, where libtorch has three. The backward consumes this tensor: a loss can have only one
+/// backward, even with `retain_graph`, and no second derivatives. Sums are computed in float64, and results do not
+/// depend on the number of threads.
 ///
 /// If all targets are ignored, the sum is 0, the mean NaN, and the gradients are 0.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
-/// [`crate::Fault::Invalid`] for a target that is not a class, and for invalid shapes, kinds and options. On a GPU such
-/// a target makes the kernel fail: a later call returns the error, and CUDA cannot be used in this process any more.
+/// [`crate::ErrorKind::InvalidArgument`] if the reduction is neither `Sum` nor `Mean`; [`crate::TorchError::Libtorch`]
+/// with [`crate::Fault::Invalid`] for a target that is not a class, and for invalid shapes, kinds and options. On a GPU
+/// such a target makes the kernel fail: a later call returns the error, and CUDA cannot be used in this process any
+/// more.
 ///
 /// ```
 /// use brigade_torch::{CrossEntropyOptions, cross_entropy};

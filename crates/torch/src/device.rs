@@ -29,7 +29,7 @@ pub trait DeviceKind: Sync {
     /// Returns the device of this index.
     fn device(&self, index: usize) -> Device;
 
-    /// Returns the index of a device of this kind. `None` for another kind.
+    /// Returns the index of a device of this kind. `None` if the device is of a different kind.
     fn index(&self, device: Device) -> Option<usize>;
 
     /// Returns the environment variable that limits a process to some devices.

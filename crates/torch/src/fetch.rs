@@ -25,10 +25,12 @@ pub struct Fetch(UniquePtr<ffi::Fetch>);
 unsafe impl Send for Fetch {}
 
 impl Fetch {
-    /// Starts to copy a tensor of one `int64`, behind all work that was queued on the device before.
+    /// Starts to copy a tensor of one `int64` value to the host. The copy runs after all work that was queued on the
+    /// device before.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for another tensor; [`crate::TorchError::Libtorch`] if the device fails.
+    /// [`crate::ErrorKind::InvalidArgument`] if the tensor is not one `int64` value; [`crate::TorchError::Libtorch`] if
+    /// the device fails.
     pub fn start(tensor: &Tensor) -> Result<Self, Error> {
         if tensor.f_kind()? != Kind::Int64 || tensor.numel() != 1 {
             return Err(Error::invalid_argument(format!(

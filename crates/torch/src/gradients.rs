@@ -19,7 +19,7 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] without gradients, or for gradients on several devices.
+/// [`crate::TorchError::Libtorch`] if there are no gradients, or if they are on several devices.
 pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Error> {
     let found = ffi::unscale_gradients(&borrow_all(gradients), inverse_scale)
         .map_err(|error| Error::libtorch("unscaling gradients", &error))?;

@@ -34,11 +34,11 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
 }
 
 /// Computes [`linear`] of `gelu(input)`, and saves only the input for the backward, which computes the activation
-/// again: half of the memory of the two operations. `approximate` is `none` or `tanh`, as in
+/// again: half of the memory that two separate operations need. `approximate` is `none` or `tanh`, as in
 /// [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] for another approximation, and when shapes, kinds or devices do not match.
+/// [`crate::TorchError::Libtorch`] for any other value of `approximate`, and if shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::gelu_linear;

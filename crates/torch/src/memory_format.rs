@@ -9,8 +9,8 @@ use crate::error::Error;
 /// that has this format already is returned without a copy.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] if memory
-/// runs out.
+/// [`crate::ErrorKind::InvalidArgument`] if the tensor does not have four dimensions; [`crate::TorchError::Libtorch`]
+/// if memory runs out.
 ///
 /// ```
 /// use brigade_torch::{channels_last, is_channels_last};

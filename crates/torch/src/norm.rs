@@ -11,9 +11,9 @@ use crate::group::{ProcessGroup, Started};
 /// Parameters and state of a normalisation, each `[channels]`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BatchNormState<'a> {
-    /// Scale of the normalised values.
+    /// Scale of the normalised values. `None` for 1.
     pub weight: Option<&'a Tensor>,
-    /// Bias added to the scaled values.
+    /// Bias added to the scaled values. `None` for 0.
     pub bias: Option<&'a Tensor>,
     /// Running mean, which moves by `momentum` towards the mean of the batch, in place.
     pub running_mean: Option<&'a Tensor>,

@@ -43,7 +43,7 @@ pub struct TensorRead<'r> {
 }
 
 impl<'r> TensorRead<'r> {
-    /// Returns the read of a whole tensor.
+    /// Returns an operation that reads the whole tensor `from` into `into`.
     #[must_use]
     pub fn whole(from: TensorReader<'r>, into: Tensor) -> Self {
         Self { from, region: Region::whole(&from.info().shape), into }
@@ -52,8 +52,8 @@ impl<'r> TensorRead<'r> {
     /// Checks the region, the shapes and the type in the file, without reading the file.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for another shape and for a region beyond the file's tensor;
-    /// [`FileError::Unsupported`] for types that tensors cannot have.
+    /// [`crate::ErrorKind::InvalidArgument`] if `into` has another shape than the region, or if the region
+    /// exceeds the file's tensor; [`FileError::Unsupported`] if the file's type is not a type of tensors.
     pub fn check(&self) -> Result<(), Error> {
         let Self { from, region, into } = self;
         let shape = region.shape.iter().map(|&size| i64::try_from(size).ok());

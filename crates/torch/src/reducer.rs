@@ -136,8 +136,8 @@ impl Reducer {
     ///
     /// # Errors
     /// [`crate::TorchError::ModelsDiffer`] on every rank, with the first parameter or buffer that differs;
-    /// [`crate::ErrorKind::InvalidArgument`] without parameters; [`crate::TorchError::Collective`] if the communication
-    /// fails.
+    /// [`crate::ErrorKind::InvalidArgument`] if there are no parameters; [`crate::TorchError::Collective`] if the
+    /// communication fails.
     #[track_caller]
     pub fn new(
         group: &ProcessGroup,

@@ -66,8 +66,8 @@ impl Script {
         Ok(names.into_iter().zip(tensors).collect())
     }
 
-    /// Sets the attribute `training` of all submodules, which `torch.jit.script` kept; behaviour that `torch.jit.trace`
-    /// recorded does not change.
+    /// Sets the attribute `training` of all submodules. It affects only modules made by `torch.jit.script`: the
+    /// operations that `torch.jit.trace` recorded do not change.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] for a module without the attribute (`torch.jit.freeze`).
@@ -76,10 +76,11 @@ impl Script {
             .map_err(|error| Error::libtorch("train or evaluate TorchScript", &error))
     }
 
-    /// Runs `forward` of the module. The last inputs are passed by name, if there are names.
+    /// Runs `forward` of the module. If there are `names`, the last inputs are passed as keyword arguments with these
+    /// names.
     ///
-    /// Operations run one by one, as without TorchScript, because its optimizer would change the last digits from the
-    /// second or third run on.
+    /// Operations run one by one, without TorchScript's graph optimizer, which would change the last digits of results
+    /// from the second or third run on.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] with TorchScript's message.

@@ -117,22 +117,23 @@ impl TcpStore {
         }
     }
 
-    /// Sets the time limit of the connection and, later, of every operation that waits.
+    /// Sets the time limit of the connection and, later, of every operation that waits. Defaults to
+    /// [`DEFAULT_STORE_TIMEOUT`].
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Sets the number of processes that will connect, including the server's own.
+    /// Sets the number of processes that will connect, including the server's own. Defaults to an unknown number.
     #[must_use]
     pub fn world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
-    /// Sets whether the server returns only when `world_size` processes are connected. Only processes that set this too
-    /// are counted, including the server itself.
+    /// Sets whether opening the server waits until `world_size` processes are connected, including the server itself.
+    /// Only processes that also set this are counted. Defaults to `false`.
     #[must_use]
     pub fn wait_for_workers(mut self, wait: bool) -> Self {
         self.wait_for_workers = wait;

@@ -61,7 +61,8 @@ impl TensorFile {
         Ok(opened)
     }
 
-    /// Sets the number of bytes that are read at a time if tensors cannot be read into directly, at least 4096.
+    /// Sets the number of bytes, at least 4096, that are read at a time into a buffer, for tensors that the file cannot
+    /// be read into directly.
     #[must_use]
     pub fn piece(mut self, bytes: usize) -> Self {
         self.piece = bytes.max(LEAST_PIECE_BYTES);

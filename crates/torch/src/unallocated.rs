@@ -24,8 +24,8 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for a negative size or stride, and for another number of strides than of
-/// dimensions; [`crate::TorchError::Tensor`] for a device that does not exist.
+/// [`crate::ErrorKind::InvalidArgument`] for a negative size or stride, or if the numbers of strides and dimensions
+/// differ; [`crate::TorchError::Tensor`] for a device that does not exist.
 pub fn unallocated(
     shape: &[i64],
     strides: Option<&[i64]>,

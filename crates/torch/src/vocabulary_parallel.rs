@@ -328,9 +328,9 @@ pub fn region_argmax(
     Ok(ids.f_gather(-1, &best, false)?.f_squeeze_dim(-1)?)
 }
 
-/// Returns the `k` largest logits of each row and their ids, both `[…, k]` and sorted from the largest on, where each
-/// rank has the logits `[…, size of the part]` of its part of the vocabulary. The result is equal on all ranks and has
-/// no gradients.
+/// Returns the `k` largest logits of each row and their ids, both `[…, k]` and in descending order of the logits, where
+/// each rank has the logits `[…, size of the part]` of its part of the vocabulary. The result is equal on all ranks and
+/// has no gradients.
 ///
 /// The ranks gather `16 k` bytes for each row. Which of equal logits are among the `k` largest is not specified, as for
 /// `topk` of whole logits.

@@ -174,8 +174,8 @@ impl WeightRing {
     /// tensors is freed. Each tensor must belong to exactly one part.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`] if there is not enough memory for the slots; [`ErrorKind::InvalidArgument`] without
-    /// parts; [`crate::TorchError::Tensor`] for tensors that overlap themselves.
+    /// [`ErrorKind::OutOfMemory`] if there is not enough memory for the slots; [`ErrorKind::InvalidArgument`] if there
+    /// are no parts; [`crate::TorchError::Tensor`] for tensors that overlap themselves.
     pub fn new(device: Device, places: usize, parts: Vec<RingPart>) -> Result<Self, Error> {
         if parts.is_empty() {
             return Err(Error::invalid_argument("a ring of weights needs at least one part"));

@@ -43,14 +43,16 @@ use crate::watch::Watch;
 /// A program that is started without a launcher has one rank, and every collective is the identity, so the loop is the
 /// same.
 ///
-/// Its methods are what a training loop calls. The rest is reached by values that a program may use alone:
+/// The methods of this type are those of a training loop. All else is in the objects that these methods return, which
+/// programs can also use without an Accelerator:
 ///
-/// - [`processes`](Accelerator::processes): the place among the ranks, collectives, order, and splitting;
-/// - [`checkpoints`](Accelerator::checkpoints): numbered saves, waiting for them, what else is saved, weights in several
-///   files;
+/// - [`processes`](Accelerator::processes): rank and world size, collectives, execution order among the ranks, and
+///   splitting of inputs;
+/// - [`checkpoints`](Accelerator::checkpoints): numbered checkpoints, waiting for a save, registering further objects,
+///   weights in several files;
 /// - [`parallel`](Accelerator::parallel): models whose layers are divided among ranks, the mesh, stages, memory;
-/// - [`trackers`](Accelerator::trackers): where logged values go;
-/// - [`logging`](Accelerator::logging): lines with the rank and the step;
+/// - [`trackers`](Accelerator::trackers): the trackers to which values are logged;
+/// - [`logging`](Accelerator::logging): log lines with the rank and the step;
 /// - [`gradient_accumulator`](Accelerator::gradient_accumulator), [`grad_scaler`](Accelerator::grad_scaler): the
 ///   state of accumulation and of loss scaling.
 ///

@@ -14,16 +14,16 @@ use crate::job::Job;
 use agreement::Attempt;
 use outcome::{End, Outcome, SCOPE};
 
-/// Batch sizes that [`find_executable_batch_size`](crate::Accelerator::find_executable_batch_size) tries, from the
-/// largest on. A number stands for itself, its half, and so on.
+/// Batch sizes that [`find_executable_batch_size`](crate::Accelerator::find_executable_batch_size) tries, the largest
+/// first. A number converts to the sequence of itself, its half, and so on.
 pub struct BatchSizes<'a> {
     start: usize,
     next: Box<dyn Fn(usize) -> usize + 'a>,
 }
 
 impl<'a> BatchSizes<'a> {
-    /// Returns the batch sizes that begin with `start`. `next` returns the size to try after one that did not fit; it
-    /// must be smaller. 0 ends the search.
+    /// Returns the batch sizes that begin with `start`. `next` gets a size that did not fit into memory, and returns
+    /// the size to try next, which must be smaller, or 0 to end the search.
     ///
     /// ```
     /// use brigade_train::{Accelerator, BatchSizes};

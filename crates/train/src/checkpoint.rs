@@ -174,12 +174,12 @@ impl Checkpoints {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Adds an object's state to all following checkpoints. Every rank registers the same objects in the same order.
-    /// The checkpoints keep the object, also when the program drops it; what an Accelerator has prepared is saved for
-    /// as long as the program has it.
+    /// Adds an object's state to all following checkpoints. Every rank must register the same objects in the same
+    /// order. A registered object is kept alive, and saved even after the program has dropped its own handle. An object
+    /// that an Accelerator has prepared is saved only until the program drops it.
     ///
     /// For a model, checkpoints hold the names and tensors that it has at this call: a later call that replaces them,
-    /// such as [`brigade_nn::Model::to_device`], is not noticed.
+    /// such as [`brigade_nn::Model::to_device`], has no effect on the checkpoints: register the model after it.
     pub fn register(&self, object: impl Into<CheckpointObject>) {
         self.inner.registry.keep(object.into().0);
     }
@@ -194,8 +194,9 @@ impl Checkpoints {
 
     /// Saves all registered objects into the folder `path`. Every rank calls it.
     ///
-    /// The folder appears whole or not at all, also when the machine stops: it is written under another
-    /// name, flushed and renamed. A checkpoint that has the name is replaced, anything else is refused.
+    /// The folder appears whole or not at all, even if the machine stops during the save: it is written under another
+    /// name, flushed and renamed. An existing checkpoint at `path` is replaced; any other file or folder there is an
+    /// error.
     ///
     /// Training waits only for a copy, whose memory is kept for the next save ([`ProjectConfiguration::keep_copies`]);
     /// a thread of each rank writes its share. A failure is returned by [`Checkpoints::wait`] or by the next save; if
@@ -302,7 +303,8 @@ impl Checkpoints {
     }
 
     /// Calls `hook` on every rank in each save, with the folder that is being written: files that the hook writes into
-    /// it become part of the checkpoint, with their checksums. Ranks must choose different names.
+    /// it become part of the checkpoint, with their checksums. Ranks must use different file names. If a hook fails,
+    /// the save fails with its error.
     pub fn register_save_hook(
         &self,
         hook: impl Fn(&Path) -> Result<()> + Send + Sync + 'static,
@@ -312,7 +314,7 @@ impl Checkpoints {
     }
 
     /// Calls `hook` on every rank in each load, with the checkpoint's folder, after everything was validated and before
-    /// anything is changed.
+    /// any object is changed. If a hook fails, the load fails with its error.
     pub fn register_load_hook(
         &self,
         hook: impl Fn(&Path) -> Result<()> + Send + Sync + 'static,
@@ -349,7 +351,7 @@ impl Checkpoints {
 }
 
 impl HookHandle {
-    /// Removes the hook, which is not called any more.
+    /// Removes the hook, so that later saves and loads do not call it.
     pub fn remove(self) {
         let Inner { save_hooks, load_hooks, .. } = &*self.checkpoints.inner;
         if self.saving { save_hooks.remove(self.number) } else { load_hooks.remove(self.number) }

@@ -133,7 +133,7 @@ pub enum TrainError {
     /// A file could not be written or read.
     #[error("{action} {path}: {source}", path = path.display())]
     File {
-        /// Operation that failed, as a phrase that a path follows.
+        /// Operation that failed, as the beginning of a message that ends with the path: `cannot write`.
         action: &'static str,
         /// Path of the file.
         path: PathBuf,

@@ -17,8 +17,9 @@ use crate::stateful::{Stateful, infos, mismatch, no_state};
 
 impl<M> PreparedModel<M> {
     /// Returns the model's whole parameters and saved buffers on rank 0, copied to the host's memory, and `None` on the
-    /// other ranks (PyTorch's `get_model_state_dict` with `full_state_dict` and `cpu_offload`). Every rank calls it. Beside
-    /// a sharded model's shards, and rank 0's copies, a rank has one whole tensor in memory.
+    /// other ranks (PyTorch's `get_model_state_dict` with `full_state_dict` and `cpu_offload`). Every rank must call
+    /// it. In addition to the shards of a sharded model, and to the copies on rank 0, a rank has at most one whole
+    /// tensor in memory.
     ///
     /// [`Accelerator::save_model`](crate::Accelerator::save_model) writes a file without the copies.
     ///
@@ -37,8 +38,8 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
-    /// runs out.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when
+    /// memory runs out.
     pub fn full_state_dict(&self) -> Result<Option<StateDict>> {
         let main = self.everyone().is_main_process();
         let mut full = StateDict::new();
@@ -62,7 +63,7 @@ impl<M> PreparedModel<M> {
     }
 
     /// Replaces parameters and saved buffers by those of rank 0's `state`; the other ranks pass `None`. Every rank
-    /// calls it, and gets its rows of a sharded model. Names and shapes fit as for
+    /// calls it, and gets its rows of a sharded model. Names and shapes must fit as for
     /// [`Model::load_state_dict`](brigade_nn::Model::load_state_dict).
     ///
     /// # Errors

@@ -75,7 +75,8 @@ impl Job {
         }
     }
 
-    /// Returns the ranks that differ from this one along an axis of a mesh alone, as a job of their own. All ranks take part.
+    /// Returns the ranks that differ from this one only along an axis of a mesh, as a job of their own. All ranks take
+    /// part.
     pub(crate) fn along(&self, mesh: &Mesh, axis: Axis) -> Result<Self> {
         let groups = match &self.groups {
             Some(groups) => groups.along(mesh, axis)?,

@@ -273,8 +273,8 @@ impl<M> PreparedModel<M> {
     /// [`brigade_torch::ErrorKind::Model`] when the input does not fit, with the layer's name. The other ranks fail
     /// when this one exits.
     ///
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when gradients are on and a parameter is trained that was frozen
-    /// at `prepare`: the ranks would train it apart.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when gradients are enabled and a parameter that was frozen at
+    /// `prepare` has been unfrozen since: its gradients would not be averaged over the ranks.
     #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
@@ -400,8 +400,8 @@ impl<M> PreparedModel<M> {
         self.reduction.reducer.as_ref()
     }
 
-    /// Returns the sharder of a model whose parameters are spread over ranks: its plan, its groups, and what it has
-    /// gathered.
+    /// Returns the sharder of a model whose parameters are sharded over ranks, which has the plan, the process groups
+    /// and the gathered parameters.
     #[must_use]
     pub fn sharder(&self) -> Option<&Arc<Sharder>> {
         self.sharded.as_ref().map(|sharded| sharded.sharder())

@@ -41,7 +41,7 @@ use self::wire::Forms;
 /// Options of a pipeline: how it divides a batch and orders its passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PipelineOptions {
-    /// Number of micro-batches of a step.
+    /// Number of micro-batches into which each batch is cut.
     pub micro_batches: usize,
     /// Order of the forward and backward passes. Defaults to [`Schedule::OneForwardOneBackward`].
     pub schedule: Schedule,
@@ -59,19 +59,19 @@ impl PipelineOptions {
         Self { micro_batches, schedule, chunks: None, cut }
     }
 
-    /// Sets the order of the forward and backward passes.
+    /// Sets the order of the forward and backward passes. Defaults to [`Schedule::OneForwardOneBackward`].
     #[must_use]
     pub fn schedule(self, schedule: Schedule) -> Self {
         Self { schedule, ..self }
     }
 
-    /// Sets the number of stages of each rank.
+    /// Sets the number of stages of each rank. Defaults to [`Schedule::least_chunks`].
     #[must_use]
     pub fn chunks(self, chunks: usize) -> Self {
         Self { chunks: Some(chunks), ..self }
     }
 
-    /// Sets the rule that cuts the model into stages.
+    /// Sets the rule that cuts the model into stages. Defaults to [`StageCut::Even`].
     #[must_use]
     pub fn cut(self, cut: StageCut) -> Self {
         Self { cut, ..self }
@@ -113,8 +113,8 @@ impl Pipeline {
     /// Makes the pipeline of the ranks of a group. Nothing is sent.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for numbers of micro-batches or stages that the schedule does not have,
-    /// with the nearest that it has.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number of micro-batches or stages that the schedule does not
+    /// support. The message contains the nearest supported number.
     pub fn new(group: ProcessGroup, options: PipelineOptions) -> Result<Self> {
         let chunks = options.chunks.unwrap_or_else(|| options.schedule.least_chunks());
         let (schedule, micro_batches) = (options.schedule, options.micro_batches);
@@ -152,14 +152,15 @@ impl Pipeline {
     }
 
     /// Computes the gradients of a batch's loss, and adds them to the existing gradients. The batch is cut into
-    /// micro-batches whose numbers of rows differ by one at most, and `loss` runs for each of them and each stage of
-    /// this rank: it calls the model's forward once, returns its error if it fails, and otherwise the loss of the
-    /// micro-batch ([`PipelineLoss`]), which only the last stage reaches. Every rank of the pipeline calls this with
-    /// the same batch.
+    /// micro-batches whose numbers of rows differ by one at most. `loss` is called for each micro-batch and each stage
+    /// of this rank. It must call the model's forward once and return the loss of the micro-batch ([`PipelineLoss`]).
+    /// On all stages but the last, the forward returns an error, which the closure must pass on. Every rank of the
+    /// pipeline must call this method with the same batch.
     ///
-    /// Schedules that compute gradients of weights apart ([`Schedule::ZeroBubble`], [`Schedule::ZeroBubbleV`]) run the
-    /// backward of a stage's blocks twice, first for its input and then for its weights, and the second one computes the
-    /// gradients between the layers again: about half of a backward more than the other schedules, except in the first stage.
+    /// Schedules that compute the gradients of weights separately ([`Schedule::ZeroBubble`], [`Schedule::ZeroBubbleV`])
+    /// run the backward of a stage's blocks twice: first for the stage's input, then for its weights. The second
+    /// backward computes the gradients between the layers again, so that a stage computes about half a backward more
+    /// than with other schedules, except for the first stage.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that was not built for this pipeline, a batch
@@ -227,9 +228,9 @@ impl Pipeline {
         })
     }
 
-    /// Computes a value of each micro-batch without gradients, and returns the values of all of them on every rank of the
-    /// pipeline, in their order: losses, logits, or what the closure makes of them. The batch may have fewer rows than
-    /// micro-batches. Every rank of the pipeline calls this with the same batch.
+    /// Computes a value of each micro-batch without gradients, such as its loss or its logits, and returns the values
+    /// of all micro-batches, in order, on every rank of the pipeline. The batch may have fewer rows than micro-batches.
+    /// Every rank of the pipeline must call this method with the same batch.
     ///
     /// # Errors
     /// Returns the same errors as [`Pipeline::forward_backward`], also for a batch without rows.

@@ -76,10 +76,10 @@ impl FromStr for Precision {
 /// Options of a scope of autocast, for [`crate::AutocastOptions::run`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutocastOptions {
-    /// Floating-point type of the scope. [`Precision::No`] turns autocast off inside of it.
+    /// Floating-point type of the scope. [`Precision::No`] turns autocast off within the scope.
     pub precision: Precision,
-    /// `true` if a weight is cast only once where several operations of the scope use it. Turn it off where weights
-    /// change inside.
+    /// `true` if a weight that several operations of the scope use is cast only once. Must be `false` if weights change
+    /// within the scope.
     pub cache: bool,
 }
 

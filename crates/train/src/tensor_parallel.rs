@@ -18,8 +18,8 @@ use crate::sharding::{ExpertLayout, Part, Writers, parts_of_state};
 /// Ranks that divide layers or experts, and the models of which they have parts.
 pub(crate) struct TensorModels {
     mesh: Mesh,
-    /// [`Axis::Tensor`], whose ranks have parts of layers and read the same samples, or [`Axis::Expert`], whose ranks have some
-    /// of the experts and read other samples.
+    /// [`Axis::Tensor`], whose ranks have parts of layers and read the same samples, or [`Axis::Expert`], whose ranks
+    /// have some of the experts and read other samples.
     axis: Axis,
     /// Group of the ranks that have the other parts.
     group: ProcessGroup,

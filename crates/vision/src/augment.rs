@@ -108,7 +108,7 @@ impl Augment {
         self
     }
 
-    /// Sets the padding mode: the values of pixels outside of the images.
+    /// Sets the padding mode: the values of pixels outside of the images. Defaults to [`Padding::Reflection`].
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
@@ -129,14 +129,14 @@ impl Augment {
         self
     }
 
-    /// Mixes each image with another one of its batch. [`Augment::targets`] mixes the labels.
+    /// Mixes each image with another one of its batch. [`Augment::targets`] mixes the labels. Defaults to no mixing.
     #[must_use]
     pub fn mix(mut self, mix: Mix) -> Self {
         self.mix = Some(mix);
         self
     }
 
-    /// Returns the augmentation for validation, where nothing is random: only size and normalisation.
+    /// Returns the augmentation for validation: the same size, padding and normalisation, without random transforms.
     #[must_use]
     pub fn validation(&self) -> Self {
         Self {

@@ -17,21 +17,23 @@ use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 /// The methods of datasets whose field `samples` is an [`ImageSamples`], written once.
 macro_rules! sample_methods {
     () => {
-        /// Sets the transforms of each image. Those that move pixels are also applied to a mask.
+        /// Sets the transforms of each image. Defaults to none. Transforms that move pixels are also applied to masks
+        /// and points.
         #[must_use]
         pub fn transforms(mut self, transforms: Compose) -> Self {
             self.samples = self.samples.transforms(transforms);
             self
         }
 
-        /// Sets whether transforms choose at random ([`Phase::Train`]) or do the same each time ([`Phase::Valid`]).
+        /// Sets the phase: random transforms draw their parameters in [`Phase::Train`] (the default), and are
+        /// deterministic in [`Phase::Valid`].
         #[must_use]
         pub fn phase(mut self, phase: Phase) -> Self {
             self.samples = self.samples.phase(phase);
             self
         }
 
-        /// Sets the format of the tensor of a batch's images.
+        /// Sets the format of the tensor of a batch's images. Defaults to [`ToTensor::f32`].
         #[must_use]
         pub fn to_tensor(mut self, to_tensor: ToTensor) -> Self {
             self.to_tensor = to_tensor;
@@ -39,13 +41,14 @@ macro_rules! sample_methods {
         }
 
         /// Sets how to handle images that cannot be read, or whose mask or points cannot be read or transformed.
+        /// Defaults to [`OnBroken::Fail`].
         #[must_use]
         pub fn on_broken(mut self, policy: OnBroken) -> Self {
             self.samples = self.samples.on_broken(policy);
             self
         }
 
-        /// Caches decoded images in a file from the first epoch on. Masks are decoded each time.
+        /// Caches decoded images in a file from the first epoch on. Masks are decoded each time. Defaults to no cache.
         #[must_use]
         pub fn cache(mut self, options: CacheOptions) -> Self {
             self.samples = self.samples.cache(options);
@@ -164,7 +167,7 @@ impl<S> From<ImageSamples<S>> for ImageDataset<S> {
 impl<S> ImageDataset<S> {
     sample_methods!();
 
-    /// Sets the options of the decoder.
+    /// Sets the options of the decoder. Defaults to [`DecodeOptions::default`].
     #[must_use]
     pub fn decode(mut self, options: DecodeOptions) -> Self {
         self.samples = self.samples.decode(options);

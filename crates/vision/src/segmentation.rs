@@ -113,7 +113,7 @@ impl SegmentationDataset<ImageFiles, ImageFiles> {
 impl<S, M> SegmentationDataset<S, M> {
     sample_methods!();
 
-    /// Sets the options with which images and masks are decoded.
+    /// Sets the options with which images and masks are decoded. Defaults to [`DecodeOptions::default`].
     #[must_use]
     pub fn decode(mut self, options: DecodeOptions) -> Self {
         self.samples = self.samples.decode(options.clone());
@@ -121,16 +121,16 @@ impl<S, M> SegmentationDataset<S, M> {
         self
     }
 
-    /// Sets the class of pixels from outside of the image. Defaults to 255, which is also the class of borders in the
-    /// masks of Pascal VOC. Pass it to the loss as `ignore_index`.
+    /// Sets the class of the mask's pixels that transforms add outside of the image, such as padding. Defaults to 255,
+    /// which is also the class of borders in the masks of Pascal VOC. Pass it to the loss as `ignore_index`.
     #[must_use]
     pub fn ignore_index(mut self, class: u8) -> Self {
         self.ignore_index = class;
         self
     }
 
-    /// Sets the number of classes. A mask with a pixel whose class is neither below it nor
-    /// [`ignore_index`](Self::ignore_index) is then an error that names the mask.
+    /// Sets the number of classes, to check the masks: a mask with a pixel whose class is neither below this number nor
+    /// [`ignore_index`](Self::ignore_index) is an error that names the mask. Defaults to no check.
     #[must_use]
     pub fn classes(mut self, count: u8) -> Self {
         self.classes = Some(count);

@@ -236,6 +236,11 @@ fn the_pytorch_of_an_environment_is_set_up_for_a_rust_project() {
     assert!(written.contains(torch.to_str().unwrap()), "{said}{written}");
 }
 
+/// Starts a program of this processor.
+fn native(program: &Path) -> Command {
+    Command::new(program)
+}
+
 /// Unpacks an archive for a target, checks its contents, and returns the program. `start` returns the command that starts
 /// a program of the target.
 fn program_of(
@@ -280,7 +285,7 @@ fn program_of(
 fn the_archive_has_program_licences_completions_and_manual() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
-    let (_folder, program) = program_of(&archive, &target, Command::new);
+    let (_folder, program) = program_of(&archive, &target, native);
     let loading = Loading::of(&program);
     assert!(loading.has_interpreter && loading.libraries > 0, "{loading:?}");
 }
@@ -288,7 +293,7 @@ fn the_archive_has_program_licences_completions_and_manual() {
 #[needs(StaticPackage)]
 fn the_static_program_needs_no_library_and_launches() {
     let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
-    let (folder, program) = program_of(&static_package().unwrap(), &target, Command::new);
+    let (folder, program) = program_of(&static_package().unwrap(), &target, native);
     let loading = Loading::of(&program);
     assert_eq!(loading, Loading { has_interpreter: false, libraries: 0 });
     let run = |words: &[&str]| {
@@ -349,7 +354,7 @@ fn a_fresh_debian_installs_launches_and_purges_the_package() {
 #[needs(StaticPackage, FreshSystem, limit = DOWNLOADS)]
 fn a_fresh_debian_runs_the_static_program() {
     let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
-    let (_folder, program) = program_of(&static_package().unwrap(), &target, Command::new);
+    let (_folder, program) = program_of(&static_package().unwrap(), &target, native);
     let system = System::new(&[]);
     let before = system.files();
     let program = system.take(&program);
@@ -435,7 +440,7 @@ fn lists_of_components_have_versions_licences_and_checksums() {
 fn a_new_project_trains_with_the_packages_alone() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
-    let (_program_folder, program) = program_of(&archive, &target, Command::new);
+    let (_program_folder, program) = program_of(&archive, &target, native);
     let registry = Registry::new(&packages().unwrap().join("crates"));
     let folder = tempfile::tempdir().unwrap();
     let run = |place: &str, words: &[&str]| {

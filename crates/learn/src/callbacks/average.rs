@@ -125,8 +125,8 @@ impl Stateful for Copies {
 /// Keeps an exponential moving average of the weights (Polyak averaging), validates with it, and copies it into the
 /// model at the end of the fit.
 ///
-/// BatchNorm's statistics are averaged as well. Every rank averages its own copy of the same weights, or its shards. Checkpoints
-/// that the [`Checkpoint`](super::Checkpoint) callback saves hold it.
+/// BatchNorm's statistics are averaged as well. Every rank averages its own copy of the weights, or its shards. The
+/// checkpoints of the [`Checkpoint`](super::Checkpoint) callback contain the average.
 #[derive(Debug)]
 pub struct Ema {
     decay: f64,

@@ -51,7 +51,8 @@ impl Checkpoint {
         Self { folder: folder.into(), every: None, resume: true, fit: 0, due: false, passed: false }
     }
 
-    /// Sets that a checkpoint is also saved after every `batches` training batches.
+    /// Also saves a checkpoint after every `batches` training batches, at least 1. Defaults to one after each epoch
+    /// only.
     #[must_use]
     pub fn every(mut self, batches: usize) -> Self {
         self.every = Some(batches.max(1));

@@ -84,7 +84,7 @@ impl GradientClip {
         Self(ClipNorm { max_norm, ..ClipNorm::default() })
     }
 
-    /// Sets the exponent p of the p-norm. Infinity means the largest absolute value.
+    /// Sets the exponent p of the p-norm. Infinity means the largest absolute value. Defaults to 2.
     #[must_use]
     pub fn norm_type(mut self, norm_type: f64) -> Self {
         self.0.norm_type = norm_type;

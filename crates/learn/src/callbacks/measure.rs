@@ -184,7 +184,7 @@ impl ActivationStats {
         }
     }
 
-    /// Sets that only every `batches`-th batch is measured.
+    /// Sets the interval of the measurements: every `batches`-th training batch is measured. Defaults to 1.
     #[must_use]
     pub fn every(mut self, batches: usize) -> Self {
         self.every = batches.max(1);

@@ -104,7 +104,8 @@ impl MixUp {
         Self(Mixture::new(alpha))
     }
 
-    /// Sets the source of the random numbers.
+    /// Sets the source of the random numbers. Defaults to draws from the Learner's seed, the batch's number and the
+    /// rank.
     #[must_use]
     pub fn source(mut self, source: impl MixSource + 'static) -> Self {
         self.0.given = Some(Box::new(source));
@@ -156,7 +157,8 @@ impl CutMix {
         Self(Mixture::new(alpha))
     }
 
-    /// Sets the source of the random numbers.
+    /// Sets the source of the random numbers. Defaults to draws from the Learner's seed, the batch's number and the
+    /// rank.
     #[must_use]
     pub fn source(mut self, source: impl MixSource + 'static) -> Self {
         self.0.given = Some(Box::new(source));

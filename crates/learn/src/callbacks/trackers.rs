@@ -215,14 +215,14 @@ impl ReduceLrOnPlateau {
         Self { best, patience: patience.max(1), factor: 10.0, min_lr: 0.0 }
     }
 
-    /// Sets the divisor of the learning rates.
+    /// Sets the divisor of the learning rates. Defaults to 10.
     #[must_use]
     pub fn factor(mut self, factor: f64) -> Self {
         self.factor = factor;
         self
     }
 
-    /// Sets the minimum learning rate.
+    /// Sets the minimum learning rate. Defaults to 0.
     #[must_use]
     pub fn min_lr(mut self, lr: f64) -> Self {
         self.min_lr = lr;
@@ -311,7 +311,7 @@ impl SaveModel {
         self
     }
 
-    /// Sets whether the optimizer is saved and loaded as well.
+    /// Sets whether the optimizer is saved and loaded as well. Defaults to `false`.
     #[must_use]
     pub fn with_optimizer(mut self, on: bool) -> Self {
         self.with_optimizer = on;

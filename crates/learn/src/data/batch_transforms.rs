@@ -123,7 +123,7 @@ impl AugTransforms {
         padding: Padding;
     }
 
-    /// Sets the size of the batch's images, for validation as well.
+    /// Sets the size to which the batch's images are resampled, for validation as well. Defaults to their own size.
     #[must_use]
     pub fn size(mut self, size: impl Into<Size>) -> Self {
         self.size = Some(size.into());

@@ -127,7 +127,8 @@ impl MultiCategoryBlock {
         Self(self.0.vocabulary(names))
     }
 
-    /// Sets whether the class `#na#` is added as number 0, for labels that do not occur in training.
+    /// Sets whether the class `#na#` is added as number 0, for labels that do not occur in training. Defaults to
+    /// `false`: such a label is an error.
     #[must_use]
     pub fn unknown(self, unknown: bool) -> Self {
         Self(self.0.unknown(unknown))

@@ -88,7 +88,7 @@ impl ItemTransform {
         Self(Kind::Own { order, name, append })
     }
 
-    /// Returns its order among the transforms of an item: lower ones run first.
+    /// Returns the transform's order among those of an item: transforms of lower order run first.
     #[must_use]
     pub fn order(&self) -> i32 {
         match &self.0 {
@@ -119,13 +119,13 @@ pub trait Part {
     /// Type of the transform: an [`ItemTransform`] or a [`BatchTransform`](super::BatchTransform).
     type Transform;
 
-    /// Converts it to a transform.
+    /// Converts the element to a transform.
     fn part(self) -> Self::Transform;
 }
 
 /// A transform, or a tuple or vector of them, in the order in which they are listed.
 pub trait Parts<T> {
-    /// Converts it to a list of transforms.
+    /// Converts the argument to a list of transforms.
     fn parts(self) -> Vec<T>;
 }
 

@@ -328,21 +328,22 @@ pub struct Csv {
 }
 
 impl Csv {
-    /// Sets the separator of columns: fastai's `delimiter`.
+    /// Sets the separator of columns: fastai's `delimiter`. Defaults to a comma.
     #[must_use]
     pub fn delimiter(mut self, delimiter: u8) -> Self {
         self.delimiter = delimiter;
         self
     }
 
-    /// Sets whether the first line has the names of the columns. Otherwise columns are numbers from 0.
+    /// Sets whether the first line contains the names of the columns. Defaults to `true`. With `false`, columns are
+    /// referred to by number, from 0.
     #[must_use]
     pub fn header(mut self, header: bool) -> Self {
         self.header = header;
         self
     }
 
-    /// Sets the column with the files' names, by its name or its number from 0: fastai's `fn_col`.
+    /// Sets the column with the files' names, by its name or its number from 0: fastai's `fn_col`. Defaults to 0.
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
     pub fn file_column(mut self, column: impl ToString) -> Self {
@@ -350,14 +351,14 @@ impl Csv {
         self
     }
 
-    /// Sets the folder of the files, below the data set's folder: fastai's `folder`.
+    /// Sets the folder of the files, relative to the data set's folder, which is the default: fastai's `folder`.
     #[must_use]
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = folder.into();
         self
     }
 
-    /// Sets the suffix that is appended to each name to make it a file's name: fastai's `suff`.
+    /// Sets the suffix that is appended to each name, such as `.jpg`: fastai's `suff`. Defaults to none.
     #[must_use]
     pub fn suffix(mut self, suffix: impl Into<String>) -> Self {
         self.suffix = suffix.into();

@@ -95,7 +95,7 @@ pub trait LabelItems: Send + Sync {
     /// Returns the label of each item.
     ///
     /// # Errors
-    /// Fails when one has none: an error that names it.
+    /// Fails if an item has no label. The message contains the item.
     fn labels(&self, items: &Items) -> Result<Vec<Label>>;
 }
 
@@ -193,8 +193,8 @@ pub struct Column {
 }
 
 impl Column {
-    /// Sets the separator between the labels of an item that may have several: fastai's `label_delim`. An empty cell is
-    /// an item without a label.
+    /// Sets the separator between the labels of an item that may have several: fastai's `label_delim`. An empty cell
+    /// means no labels. Defaults to none: each cell is one label.
     #[must_use]
     pub fn separator(mut self, separator: impl Into<String>) -> Self {
         self.separator = Some(separator.into());

@@ -88,7 +88,7 @@ macro_rules! block_methods {
 
         /// Sets the transforms of each image: a transform, or a tuple or vector of them. As in fastai they run in a
         /// fixed order, not in that of the list: flips, then crops and resizes, then changes of colour
-        /// ([`in_given_order`](Self::in_given_order) keeps the list's).
+        /// ([`in_given_order`](Self::in_given_order) keeps the order of the list). Defaults to none.
         #[must_use]
         pub fn item_transforms(mut $self, transforms: impl Parts<ItemTransform>) -> Self {
             $block.options.item_transforms = transforms.parts();
@@ -103,7 +103,7 @@ macro_rules! block_methods {
         }
 
         /// Sets the transforms of each batch, which run on its device: a transform, or a tuple or vector of them. They
-        /// run in fastai's order: geometric transforms, lighting, hue, normalisation, erasing.
+        /// run in fastai's order: geometric transforms, lighting, hue, normalisation, erasing. Defaults to none.
         #[must_use]
         pub fn batch_transforms(mut $self, transforms: impl Parts<BatchTransform>) -> Self {
             $block.options.batch_transforms = transforms.parts();
@@ -140,7 +140,7 @@ macro_rules! block_methods {
             $self
         }
 
-        /// Caches decoded images in a file from the first epoch on.
+        /// Caches decoded images in a file from the first epoch on. Defaults to no cache.
         #[must_use]
         pub fn cache(mut $self, options: CacheOptions) -> Self {
             $block.options.cache = Some(options);

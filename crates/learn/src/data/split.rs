@@ -14,8 +14,8 @@ use super::labels::Label;
 
 /// A rule that splits items into training and validation: fastai's splitters.
 pub trait SplitItems: Send + Sync {
-    /// Splits the items. Random draws must follow from `seed`, which is the same on all ranks; `labels` finds the label
-    /// of each item.
+    /// Splits the items. Random draws must depend only on `seed`, which is the same on all ranks. `labels` returns the
+    /// label of each item.
     ///
     /// # Errors
     /// Fails when the items cannot be divided.
@@ -86,7 +86,7 @@ impl SplitItems for Splitter {
 
 /// One or several names of folders, any of which matches.
 pub trait FolderNames {
-    /// Returns the list of names.
+    /// Returns the names of the folders.
     fn names(self) -> Vec<String>;
 }
 

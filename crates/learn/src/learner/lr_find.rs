@@ -262,8 +262,8 @@ impl Learner {
     /// Runs the learning-rate finder as [`Learner::lr_find`] does, with options.
     ///
     /// # Errors
-    /// Returns the same errors as [`Learner::lr_find`], and [`brigade_torch::ErrorKind::InvalidArgument`] for rates
-    /// that do not rise from above 0.
+    /// Returns the same errors as [`Learner::lr_find`], and [`brigade_torch::ErrorKind::InvalidArgument`] unless the
+    /// first rate is above 0, and the last rate is finite and above the first.
     pub fn lr_find_with(&mut self, options: LrFindOptions) -> Result<LrFinding> {
         let options = LrFindOptions { steps: options.steps.max(6), ..options };
         let LrFindOptions { start_lr, end_lr, steps, .. } = options;

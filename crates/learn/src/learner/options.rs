@@ -12,7 +12,7 @@ use super::Learner;
 use crate::loss::Loss;
 
 impl Learner {
-    /// Sets the metrics: one, or a tuple of several.
+    /// Sets the metrics: one, or a tuple of several. Defaults to none.
     #[must_use]
     pub fn metrics(mut self, metrics: impl IntoMetrics) -> Self {
         self.state.metrics = metrics.into_metrics();
@@ -34,7 +34,7 @@ impl Learner {
         self
     }
 
-    /// Sets the learning rate of fits without one of their own. Defaults to the optimizer's.
+    /// Sets the learning rate of fits for which none is given. Defaults to the optimizer's.
     #[must_use]
     pub fn lr(mut self, lr: f64) -> Self {
         self.lr = Some(lr);
@@ -151,7 +151,8 @@ impl Learner {
         Ok(self)
     }
 
-    /// Sets whether metrics of the training batches are recorded as well (fastai's `train_metrics`).
+    /// Sets whether metrics of the training batches are recorded as well (fastai's `train_metrics`). Defaults to
+    /// `false`.
     #[must_use]
     pub fn train_metrics(mut self, on: bool) -> Self {
         self.recording.train_metrics = on;
@@ -173,7 +174,7 @@ impl Learner {
         self
     }
 
-    /// Sets whether progress bars and the table of epochs are left out.
+    /// Sets whether progress bars and the table of epochs are left out. Defaults to `false`.
     #[must_use]
     pub fn quiet(mut self, quiet: bool) -> Self {
         self.state.quiet = quiet;

@@ -164,7 +164,8 @@ impl FineTuneOptions {
         }
     }
 
-    /// Sets the rate of the last group in the frozen epochs, of which the following epochs use half. Defaults to 2e-3.
+    /// Sets the learning rate of the last group in the frozen epochs. The following epochs use half of it. Defaults to
+    /// 2e-3.
     pub fn base_lr(mut self, lr: f64) -> Self {
         self.base_lr = lr;
         self
@@ -205,13 +206,14 @@ macro_rules! common {
                 self
             }
 
-            /// Sets whether the fit begins with a new optimizer.
+            /// Sets whether the fit begins with a new optimizer. Defaults to `false`.
             pub fn reset_optimizer(mut self, reset: bool) -> Self {
                 self.options.reset_optimizer = reset;
                 self
             }
 
-            /// Sets the first epoch: those before it are left out, and the schedule begins at its position.
+            /// Sets the number of the first epoch: those before it are left out, and the schedule begins at its
+            /// position. Defaults to 0.
             pub fn start_epoch(mut self, epoch: usize) -> Self {
                 self.options.start_epoch = epoch;
                 self

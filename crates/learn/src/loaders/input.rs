@@ -4,10 +4,10 @@ use tch::Tensor;
 
 /// The argument of a model's forward: a tensor, or a tuple of two or three.
 pub trait ModelInput: Sized + 'static {
-    /// Borrowed form of the input, which a forward takes.
+    /// Borrowed form of the input: the argument of a model's forward.
     type Ref<'a>;
 
-    /// Returns its tensors, in order.
+    /// Returns the tensors of the input, in order.
     fn into_tensors(self) -> Vec<Tensor>;
 
     /// Returns the borrowed input made of these tensors. `None` if their number is wrong.

@@ -35,14 +35,14 @@ impl Default for BceWithLogits {
 }
 
 impl BceWithLogits {
-    /// Sets a weight for each label.
+    /// Sets a weight for each label. Defaults to 1 for each.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);
         self
     }
 
-    /// Sets a weight for the positive targets of each label.
+    /// Sets a weight for the positive targets of each label. Defaults to 1 for each.
     #[must_use]
     pub fn pos_weight(mut self, weight: &[f64]) -> Self {
         self.pos_weight = Weights::new(weight);

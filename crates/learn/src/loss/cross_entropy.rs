@@ -9,10 +9,10 @@ use super::{Loss, read};
 
 /// Cross-entropy of logits: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, as PyTorch computes it.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers, of which [`IGNORED`] is left out. With weights,
-/// the mean is the sum of the weighted losses divided by the sum of the weights. A target that is not a class number is
-/// an error on the CPU. On a GPU there is no check, because it would synchronize with the device in each step: a
-/// device-side assertion of CUDA aborts the process.
+/// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers. Targets with the value [`IGNORED`] are left out.
+/// With weights, the mean is the sum of the weighted losses divided by the sum of the weights. A target that is not a
+/// class number is an error on the CPU. On a GPU there is no check, because it would synchronize with the device in
+/// each step: a device-side assertion of CUDA aborts the process.
 ///
 /// ```
 /// use brigade_learn::loss::{CrossEntropy, Loss};
@@ -31,15 +31,15 @@ pub struct CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// Sets a weight for each class.
+    /// Sets a weight for each class. Defaults to 1 for each.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);
         self
     }
 
-    /// Sets label smoothing: targets become the mixture of their class, `1 - eps`, and all classes, `eps`. With class
-    /// weights this is PyTorch's smoothing, which weighs both parts; fastai's is
+    /// Sets label smoothing: a target becomes `1 - eps` of its class plus `eps` spread evenly over all classes.
+    /// Defaults to 0. With class weights this is PyTorch's smoothing, which weighs both parts; fastai's is
     /// [`LabelSmoothingCrossEntropy`](super::LabelSmoothingCrossEntropy).
     #[must_use]
     pub fn label_smoothing(mut self, eps: f64) -> Self {

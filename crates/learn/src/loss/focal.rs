@@ -38,7 +38,7 @@ impl Focal {
         Self { gamma, weight: Weights::default() }
     }
 
-    /// Sets a weight for each class.
+    /// Sets a weight for each class. Defaults to 1 for each.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);

@@ -46,8 +46,8 @@ pub struct LossFn {
 }
 
 impl LossFn {
-    /// Sets a function that computes the loss of each element, as a flat tensor. Without it [`Loss::each`], and
-    /// everything that needs the losses of samples, is an error.
+    /// Sets a function that computes the loss of each element, as a tensor of one dimension. Without it [`Loss::each`],
+    /// and everything that needs the losses of samples, is an error.
     #[must_use]
     pub fn with_each(
         mut self,
@@ -57,8 +57,7 @@ impl LossFn {
         self
     }
 
-    /// Decodes predictions and targets as another loss does: its activation and decision, and whether targets are class
-    /// numbers.
+    /// Uses the activation, the decoding and the kind of targets (class numbers or not) of another loss.
     #[must_use]
     pub fn read_as(mut self, loss: impl Loss + 'static) -> Self {
         self.reading = Arc::new(loss);

@@ -10,8 +10,8 @@ use super::{Loss, read};
 /// Cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, with probabilities `p` and
 /// the target's class `y`.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the
-/// mean is the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. Class weights apply only to the second term, whose mean is then the
+/// weighted mean, as in fastai. Without weights the loss equals PyTorch's with `label_smoothing`.
 ///
 /// ```
 /// use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
@@ -33,13 +33,13 @@ impl Default for LabelSmoothingCrossEntropy {
 }
 
 impl LabelSmoothingCrossEntropy {
-    /// Makes the loss with `eps`, the share of all classes, 0 to 1.
+    /// Makes the loss with smoothing `eps`, 0 to 1: the share of a target that is spread evenly over all classes.
     #[must_use]
     pub fn new(eps: f64) -> Self {
         Self { eps, weight: Weights::default() }
     }
 
-    /// Sets a weight for each class in the second term.
+    /// Sets a weight for each class in the second term. Defaults to 1 for each.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);

@@ -80,7 +80,7 @@ impl LanguageModelHead {
     /// Computes the logits `[…, words]` from hidden states `[…, embedding]`.
     ///
     /// # Errors
-    /// Returns an error of libtorch for another width.
+    /// Returns an error of libtorch if the last dimension is not the embedding size.
     pub fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
         let layer = self.layer.lock();
         linear(hidden, &layer.weight, layer.bias.as_ref())

@@ -80,7 +80,7 @@ impl RecurrentState {
     /// Sets the hidden state from which the next batch continues. An empty list stands for zeros.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of layers, or shapes that are not the model's.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the number of layers or the shapes differ from the model's.
     pub fn set_hidden_state(&self, layers: Vec<LstmState>) -> Result<()> {
         let mut held = self.0.lock();
         if !layers.is_empty() && layers.len() != held.shapes.len() {

@@ -166,9 +166,9 @@ pub struct EmbeddingReport {
     pub loaded: usize,
     /// Number of tokens of the new vocabulary that the old one has.
     pub known: usize,
-    /// Tokens that the old vocabulary lacks, whose embedding is the mean of all rows.
+    /// Tokens that the old vocabulary does not contain. Their embedding is the mean of all rows.
     pub unknown: Vec<String>,
-    /// Names of the file that the model lacks, such as the decoder for a classifier.
+    /// Names of the file that the model does not have, such as those of the decoder if the model is a classifier.
     pub unused: Vec<String>,
 }
 
@@ -217,8 +217,8 @@ impl PretrainedLanguageModel {
         Self::new(read_state_dict(file.as_ref())?, vocabulary)
     }
 
-    /// Returns the weights with rows for another vocabulary: for each token its row, or the mean of all rows if the old
-    /// vocabulary lacks the token (fastai's `match_embeds`). The report lists the latter.
+    /// Returns the weights with the embedding's rows rearranged for another vocabulary. A token that the old vocabulary
+    /// does not contain gets the mean of all rows (fastai's `match_embeds`), and is listed in the report.
     ///
     /// # Errors
     /// Returns an error of libtorch if memory runs out.

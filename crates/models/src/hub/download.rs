@@ -160,14 +160,16 @@ impl Hub {
         })
     }
 
-    /// Sets the address of the hub, or of a mirror.
+    /// Sets the address of the hub, or of a mirror. Defaults to the value of `HF_ENDPOINT`, else
+    /// `https://huggingface.co`.
     #[must_use]
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.endpoint = url.into();
         self
     }
 
-    /// Sets the folder of the cache.
+    /// Sets the folder of the cache. Defaults to the folder that `HF_HUB_CACHE` or `HF_HOME` sets, else that of Hugging
+    /// Face's tools.
     #[must_use]
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.cache = folder.into();
@@ -181,7 +183,8 @@ impl Hub {
         self
     }
 
-    /// Sets the user's access token, which is sent only to the hub.
+    /// Sets the user's access token, which is sent only to the hub. Defaults to the value of `HF_TOKEN`, else the token
+    /// that Hugging Face's tools have stored.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());

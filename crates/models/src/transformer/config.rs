@@ -17,16 +17,17 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// Reads the content of a `config.json`.
     ///
     /// # Errors
-    /// Returns the errors of [`ConfigError`] but [`ConfigError::Read`].
+    /// Any [`ConfigError`] except [`ConfigError::Read`].
     fn from_config(config: Map<String, Value>) -> Result<Self, ConfigError>;
 
-    /// Returns the content of a `config.json`, without the entries that depend on the model (`architectures`, `dtype`).
+    /// Returns the content of a `config.json` with these options, without the entries that depend on the model
+    /// (`architectures`, `dtype`).
     fn to_config(&self) -> Map<String, Value>;
 
     /// Reads the `config.json` of a folder.
     ///
     /// # Errors
-    /// Returns a [`ConfigError`] if the file cannot be read or is not the config of such a transformer.
+    /// Returns a [`ConfigError`] if the file cannot be read or is not the config of a transformer of this type.
     fn from_folder(folder: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = folder.as_ref().join(CONFIG);
         let text = std::fs::read(&path)

@@ -56,8 +56,9 @@ pub trait CausalModel {
     /// Returns the state before the first token, with capacity for `tokens` tokens in total.
     fn start(&self, tokens: i64) -> Self::State;
 
-    /// Returns the state before the first token, with a storage format for keys and values. Defaults to
-    /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for other formats.
+    /// Returns the state before the first token, with capacity for `tokens` tokens in total and with keys and values
+    /// stored in the format `kind`. By default it calls [`CausalModel::start`] for [`CacheKind::Computed`], and fails
+    /// for other formats.
     ///
     /// # Errors
     /// Fails for a format that the model's state does not support.
@@ -258,7 +259,7 @@ pub struct GenerationOptions {
     /// Repetition penalty: divides the positive logits of tokens that the text already contains, and multiplies their
     /// negative ones. Defaults to 1.
     pub repetition_penalty: f64,
-    /// Ids of the tokens that end a text.
+    /// Ids of the tokens that end a text. Defaults to none: a text ends at the maximum length.
     pub eos_token_id: Vec<i64>,
     /// Id of the token that pads finished texts while others of the batch continue. Defaults to the first of
     /// `eos_token_id`.
@@ -269,16 +270,18 @@ pub struct GenerationOptions {
     pub min_new_tokens: i64,
     /// Length of the n-grams of tokens that must not occur twice in a text, or 0 to allow repetition. Defaults to 0.
     pub no_repeat_ngram_size: usize,
-    /// Sequences of tokens that are never generated. To suppress the end of a text use `min_new_tokens`.
+    /// Sequences of token ids that are never generated. Defaults to none. To suppress the end of a text use
+    /// `min_new_tokens`.
     pub bad_words_ids: Vec<Vec<i64>>,
-    /// Ids of tokens that are never generated.
+    /// Ids of tokens that are never generated. Defaults to none.
     pub suppress_tokens: Vec<i64>,
-    /// Ids of tokens that are never generated as the first token.
+    /// Ids of tokens that are never generated as the first token. Defaults to none.
     pub begin_suppress_tokens: Vec<i64>,
-    /// Ids of tokens of which one is generated as the last token of a text that reaches the maximum length.
+    /// Ids of the tokens that may be the last token of a text that reaches the maximum length. Defaults to none: any
+    /// token may.
     pub forced_eos_token_id: Vec<i64>,
-    /// Strings that end a text: generation stops with the token that completes one. They need a decoder:
-    /// [`GeneratedTokens::decoded_by`].
+    /// Strings that end a text: generation stops with the token that completes one. They need a decoder
+    /// ([`GeneratedTokens::decoded_by`]). Defaults to none.
     pub stop_strings: Vec<String>,
     /// Number of continuations of each text, which follow each other in the result. More than one needs `do_sample` or
     /// at least as many beams. The prompt is computed once. Defaults to 1.

@@ -68,7 +68,7 @@ pub struct Gpt2Options {
     /// Ids of the tokens that end a text. Defaults to 50256.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
-    /// Id of the padding token, if there is one.
+    /// Id of the padding token. Defaults to `None`: no padding token.
     pub pad_token_id: Option<i64>,
     /// `true` for gradient checkpointing: the activations of each block are computed again in the backward instead of
     /// being kept. Not in `config.json`. Defaults to `false`.

@@ -17,8 +17,8 @@ use super::config::{CONFIG, TransformerOptions};
 use crate::PretrainedReport;
 use crate::classifier::is_below;
 
-/// A transformer with Hugging Face's names, which can be loaded from and saved to the folders of `from_pretrained` and
-/// `save_pretrained`.
+/// A transformer whose parameters and options have Hugging Face's names, so that it can be loaded from and saved to
+/// folders in the format of transformers' `from_pretrained` and `save_pretrained`.
 ///
 /// ```
 /// use brigade_models::{BertForSequenceClassification, BertOptions, Transformer};
@@ -42,8 +42,8 @@ pub trait Transformer: Sized {
     /// Name of the class in transformers (`architectures` in `config.json`).
     const ARCHITECTURE: &'static str;
 
-    /// Name of the body (`base_model_prefix`): the prefix of its parameters' names in this model, which weights files
-    /// of the body alone lack.
+    /// Name of the body (`base_model_prefix`): the prefix of the names of the body's parameters in this model. Weights
+    /// files of the body alone do not have the prefix.
     const BODY: &'static str;
 
     /// Name, below the body, of the embedding's weight, which has a row for each token of the vocabulary.

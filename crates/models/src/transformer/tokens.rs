@@ -33,8 +33,8 @@ pub struct Tokens<'a> {
     /// `true` where a token of the third dimension attends to one of the last. Such a mask must also exclude later
     /// tokens if the model is causal.
     pub attention_mask: Option<&'a Tensor>,
-    /// Token type ids `[batch, tokens]` of int64: for each token the index of its text in a pair. Defaults to 0 for all
-    /// tokens.
+    /// Token type ids `[batch, tokens]` of int64: for a pair of texts, 0 for each token of the first text and 1 for
+    /// each token of the second. Defaults to 0 for all tokens.
     pub token_type_ids: Option<&'a Tensor>,
     /// Position ids `[batch, tokens]` or `[1, tokens]` of int64. By default positions count from 0, or from the length
     /// of the cache, including padding, as in transformers.

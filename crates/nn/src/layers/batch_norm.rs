@@ -79,7 +79,7 @@ macro_rules! batch_norm {
         impl Module<&Tensor> for $name {
             type Output = Tensor;
 
-            /// Normalises the input. Fails if it has another number of dimensions, or in training if a channel has a
+            /// Normalises the input. Fails if it has a wrong number of dimensions, or, in training, if a channel has a
             /// single value, which has no variance; see [`Module`].
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
                 let accepts: fn(usize) -> bool = $accepts;

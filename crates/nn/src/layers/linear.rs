@@ -86,11 +86,11 @@ impl Linear {
         &self.weight
     }
 
-    /// Computes the layer of `gelu(input)` and saves only the input for the backward, which computes the activation
-    /// again. This takes half of the memory of the two operations. `approximate` is `none` or `tanh`.
+    /// Applies the layer to `gelu(input)`, and saves only the input for the backward, which computes the activation
+    /// again: half of the memory that two separate operations need. `approximate` is `none` or `tanh`.
     ///
     /// # Errors
-    /// Returns the same errors as the forward, and fails for another approximation.
+    /// Returns the same errors as the forward, and fails for any other value of `approximate`.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, Module};

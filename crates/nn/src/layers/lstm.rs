@@ -98,13 +98,14 @@ impl Clone for LstmState {
 }
 
 impl Lstm {
-    /// Registers one layer at the path.
+    /// Registers an LSTM of one layer at the path, with default options: `inputs` features per step, and a hidden state
+    /// of `hidden`.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, inputs: i64, hidden: i64) -> Self {
         Self::with_options(path, inputs, hidden, LstmOptions::default())
     }
 
-    /// Registers the layers at the path. The model fails to build for a dropout probability outside `[0, 1]`, 0 layers,
-    /// or a size below 1.
+    /// Registers an LSTM at the path, with `inputs` features per step and a hidden state of `hidden`. The model fails
+    /// to build for a dropout probability outside `[0, 1]`, 0 layers, or a size below 1.
     pub fn with_options<'a>(
         path: impl Borrow<ParamPath<'a>>,
         inputs: i64,

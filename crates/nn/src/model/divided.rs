@@ -96,8 +96,8 @@ impl<M> Model<M> {
         )))
     }
 
-    /// Returns parameters and persistent buffers like [`Model::state_dict`], but with divided parameters whole, on
-    /// every rank. Every rank of the group calls it.
+    /// Returns parameters and persistent buffers like [`Model::state_dict`], but with the parameters that are divided
+    /// over ranks gathered to their full shape, on every rank. Every rank of the group must call it.
     ///
     /// # Errors
     /// Returns the errors of [`TensorRegion::whole`].

@@ -39,9 +39,9 @@ impl<M> Model<M> {
     ///
     /// Values are converted to the model's kinds and devices. The prefixes of PyTorch's wrappers (`module.` of
     /// DistributedDataParallel, `_orig_mod.` of `torch.compile`) are removed if all names of the dictionary have them
-    /// and none of the model's does. They and the prefixes of a model in another module (`model.`, `backbone.`) are
-    /// also removed if the whole model matches the names that have them; names without the prefix, such as those of a
-    /// loss, are then ignored. The report contains these changes. For a shared parameter one of its names is enough.
+    /// and no name of the model does. If only some names have such a prefix, or that of an enclosing module (`model.`,
+    /// `backbone.`), it is removed if these names then match the whole model; names without the prefix, such as those
+    /// of a loss, are ignored. The report contains these changes. For a shared parameter one of its names is enough.
     ///
     /// # Errors
     /// [`crate::ModelError::Mismatch`] with the report, with nothing changed. [`crate::ModelError::Torch`] if libtorch

@@ -63,8 +63,8 @@ impl Cut {
     }
 }
 
-/// Returns the stage of each name: that of its block; of what was registered before the blocks the first one, and behind them
-/// the last.
+/// Returns the stage of each name: the stage of its block, the first stage for names that were registered before the
+/// blocks, and the last stage for names after them.
 fn stages_of(stages: &PipelineStages, row: &Row, entries: &[Entry]) -> Result<Vec<usize>, String> {
     let block_of = |entry: &Entry| row.blocks.iter().position(|block| is_under(&entry.name, block));
     let blocks: Vec<Option<usize>> = entries.iter().map(block_of).collect();

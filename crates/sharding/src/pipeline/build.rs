@@ -71,13 +71,13 @@ impl PipelineTable {
     /// # Errors
     /// Returns the first fault that is found, with its rank, position and action:
     ///
-    /// - a number of 0, or lists that do not suit each other;
+    /// - a number of 0, or lists whose lengths do not match;
     /// - an action of another rank's stage, a repeated action, or a missing one;
     /// - a pass before its input, a send before its pass, or gradients of weights before those of inputs;
     /// - a reduction or a free before the last pass of the stage;
     /// - more activations than the limit;
     /// - a send without its receive, or a receive without its send;
-    /// - a rank that receives messages in another order than they are sent;
+    /// - a rank that receives messages in an order that differs from that of the sends;
     /// - a deadlock: messages that wait for each other, if a send ends only when its receive has begun.
     pub fn from_actions(
         stage_ranks: Vec<usize>,

@@ -96,7 +96,7 @@ pub fn cut_by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>, Pi
 /// ```
 ///
 /// # Errors
-/// [`PipelineError::FewLayers`] without layers, [`PipelineError::DuplicateLayer`] for two layers with one name,
+/// [`PipelineError::FewLayers`] if there are no layers, [`PipelineError::DuplicateLayer`] for two layers with one name,
 /// [`PipelineError::NoSuchLayer`] for a name that no layer has, and [`PipelineError::CutOrder`] for the name of the
 /// first layer, or for names that are not in the order of the layers.
 pub fn cut_at(layers: &[&str], starts: &[&str]) -> Result<Vec<Range<usize>>, PipelineError> {

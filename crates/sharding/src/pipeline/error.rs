@@ -117,7 +117,7 @@ pub enum PipelineError {
         waits: Vec<Place>,
     },
 
-    /// Costs for another number of stages than the table has.
+    /// The number of stages that have costs differs from the table's.
     #[error("there are costs for {}, and the table has {stages}", counted(*.given, "stage"))]
     CostsOfStages {
         /// Number of stages that have costs.

@@ -43,9 +43,9 @@ pub enum ScheduleSettings {
     RangeTest {
         /// Initial learning rate.
         min_lr: f64,
-        /// Number of steps in which the learning rate grows by `step_rate` times `min_lr`.
+        /// Number of steps in which the learning rate increases by `step_rate * min_lr`.
         step_size: u64,
-        /// Growth of the learning rate in `step_size` steps, as a multiple of `min_lr`.
+        /// Increase of the learning rate in `step_size` steps, as a multiple of `min_lr`.
         step_rate: f64,
         /// `true` if the learning rate grows only after each `step_size` steps.
         staircase: bool,
@@ -62,9 +62,10 @@ pub enum ScheduleSettings {
         second_steps: u64,
         /// Number of stairs of the rise, and of the fall. 0 for a straight line.
         stairs: (u64, u64),
-        /// Number of steps after the cycle in which the divisor of `min_lr` grows by `decay_rate`. 0 for no decay.
+        /// Length of a decay interval after the cycle, in steps: see `decay_rate`. 0 for no decay.
         decay_steps: u64,
-        /// Growth of the divisor of `min_lr` in `decay_steps` steps. 0 for no decay.
+        /// Decay rate after the cycle: `n` steps after it, the learning rate is
+        /// `min_lr / (1 + decay_rate · n / decay_steps)`. 0 for no decay.
         decay_rate: f64,
     },
 }

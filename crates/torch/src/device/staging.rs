@@ -60,7 +60,7 @@ pub(crate) fn begin_copy(from: &Tensor, into: &Tensor) -> Result<(), Error> {
 /// set. Copies between it and a GPU run concurrently with the host.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] without a GPU, and if memory is full.
+/// [`crate::TorchError::Libtorch`] if there is no GPU, or if memory is full.
 pub fn pinned_like(like: &Tensor) -> Result<Tensor, Error> {
     ffi::pinned_like(borrow(like))
         .map(own)

@@ -79,8 +79,8 @@ impl AcceleratorBuilder {
         }
     }
 
-    /// Sets whether the CPU is used even if there is a GPU. The environment can ask for the same
-    /// (`ACCELERATE_USE_CPU`, which `brigade launch --cpu` sets).
+    /// Sets whether the CPU is used even if there is a GPU. Defaults to `false`, unless the environment variable
+    /// `ACCELERATE_USE_CPU` is true, which `brigade launch --cpu` sets.
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.connection.cpu = cpu;
         self
@@ -104,7 +104,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the network interface or address that Gloo listens on.
+    /// Sets the network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on
+    /// one host, else to [`GlooDevice::Default`].
     pub fn gloo_device(mut self, device: GlooDevice) -> Self {
         self.connection.gloo = Some(device);
         self
@@ -154,7 +155,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the device of this rank. Defaults to the GPU of its local rank if there is one.
+    /// Sets the device of this rank. Defaults to the GPU whose index is the local rank modulo the number of GPUs, or to
+    /// the CPU if there is no GPU.
     pub fn device(mut self, device: Device) -> Self {
         self.connection.device = Some(device);
         self
@@ -175,8 +177,8 @@ impl AcceleratorBuilder {
         self.gradient_accumulation(GradientAccumulationOptions { steps, ..before })
     }
 
-    /// Sets all options of gradient accumulation, where [`AcceleratorBuilder::gradient_accumulation_steps`] sets only
-    /// the number of batches.
+    /// Sets all options of gradient accumulation. [`AcceleratorBuilder::gradient_accumulation_steps`] sets only the
+    /// number of batches.
     pub fn gradient_accumulation(mut self, settings: GradientAccumulationOptions) -> Self {
         self.accumulation = Some(settings);
         self
@@ -195,8 +197,8 @@ impl AcceleratorBuilder {
     ///
     /// The loop stays the same. An optimizer that was built with whole parameters steps this rank's shards from
     /// `prepare` on. Outside of the model's forward the parameters have no memory: read them within
-    /// [`PreparedModel::gathered`](crate::PreparedModel::gathered). With [`AcceleratorBuilder::mixed_precision`] parameters
-    /// are gathered in that type unless [`Sharding::mixed`] names one.
+    /// [`PreparedModel::gathered`](crate::PreparedModel::gathered). With [`AcceleratorBuilder::mixed_precision`]
+    /// parameters are gathered in that type unless [`Sharding::mixed`] sets another one.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -317,8 +319,9 @@ impl AcceleratorBuilder {
 
     /// Sets the size of expert groups: this many neighbouring ranks divide the experts of each mixture between them
     /// (expert parallelism), for mixtures that do not fit a device. They read different samples, and send tokens to the
-    /// ranks of their experts. The mesh follows from it. Models are built by [`Parallelism::model`](crate::Parallelism::model). Defaults
-    /// to the value of `BRIGADE_EXPERT`, which `brigade launch --expert` sets.
+    /// ranks of their experts. Sets the mesh as well. Models are built by
+    /// [`Parallelism::model`](crate::Parallelism::model). Defaults to the value of `BRIGADE_EXPERT`, which
+    /// `brigade launch --expert` sets.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -332,8 +335,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets how pipelines divide a batch and order its passes. Defaults to 1F1B with four micro-batches for each rank of a
-    /// pipeline.
+    /// Sets how pipelines divide a batch and order its passes. Defaults to 1F1B with four micro-batches for each rank
+    /// of a pipeline.
     pub fn pipeline_options(mut self, options: PipelineOptions) -> Self {
         self.arrangement.pipeline = Some(options);
         self
@@ -346,7 +349,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the options of the gradient reducer.
+    /// Sets the options of the gradient reducer, such as the size of its buckets. Defaults to
+    /// [`ReducerOptions::default`].
     pub fn reducer(mut self, options: ReducerOptions) -> Self {
         self.models.reducer = options;
         self
@@ -436,7 +440,7 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the options of the loss scaler for fp16.
+    /// Sets the options of the loss scaler for fp16. Defaults to [`GradScalerOptions::default`], which are PyTorch's.
     pub fn grad_scaler(mut self, options: GradScalerOptions) -> Self {
         self.numerics.scaler = options;
         self

@@ -89,9 +89,10 @@ impl<'a> Parallelism<'a> {
         self.accelerator.arrangement().mesh_with(&averaged)
     }
 
-    /// Builds a model for model parallelism: the ranks of this rank's tensor group divide its layers by the plan of its
-    /// architecture, those of the expert group its experts, and those of the context group its sequences; in a pipeline
-    /// it has this rank's stages. In groups of one rank it is the model that [`Model::new`] builds.
+    /// Builds a model for model parallelism, by the plan of its architecture: its layers are divided over the tensor
+    /// group of this rank, its experts over the expert group, and its sequences over the context group. In a pipeline
+    /// the model has only this rank's stages. If all these groups have one rank, the model is the one that
+    /// [`Model::new`] builds.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
@@ -108,8 +109,8 @@ impl<'a> Parallelism<'a> {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`brigade_nn::ModelBuilder::build`], among them heads and sizes that the ranks do not
-    /// divide.
+    /// Returns the errors of [`brigade_nn::ModelBuilder::build`], such as a number of heads or a size that is not
+    /// divisible by the number of ranks.
     pub fn model<M: TensorParallelPlan>(
         &self,
         constructor: impl FnOnce(&ParamPath<'_>) -> M,

@@ -12,18 +12,18 @@ use crate::model::PreparedModel;
 use crate::pipeline::{PipelineLoss, StepLoss};
 
 impl Accelerator {
-    /// Computes the gradients of a batch's loss, in the micro-batches of a pipeline where the mesh has an axis `pp`
-    /// ([`crate::AcceleratorBuilder::mesh`]): the forward, the loss and [`Accelerator::backward`] of the ordinary loop in one
-    /// call. The closure runs the model and returns the loss of what it gets, a mean, or a sum with its weight
-    /// ([`PipelineLoss`]). Returns the loss of this rank's batch, on all ranks of the pipeline.
+    /// Computes the gradients of a batch's loss: the forward, the loss and [`Accelerator::backward`] of the ordinary
+    /// loop in one call. If the mesh has an axis `pp` ([`crate::AcceleratorBuilder::mesh`]), the batch passes through
+    /// the pipeline in micro-batches. The closure runs the model on its argument and returns the loss: a mean, or a sum
+    /// with its weight ([`PipelineLoss`]). Returns the loss of this rank's batch, on all ranks of the pipeline.
     ///
     /// On all stages but the last, the model's forward returns an error, which the closure must pass on: only the last
     /// stage runs the layers after the model's blocks and computes the loss. Without a pipeline the closure gets the
     /// whole batch.
     ///
-    /// Gradients are averaged over the ranks that read other samples, by the number of rows, or by the weights of sums, those of
-    /// all batches of a window of accumulation. Where the batch does not end its window, they stay as they are. With fp16 the loss is scaled, and a gradient of
-    /// any stage that overflows leaves the step out on all ranks.
+    /// At the end of an accumulation window, gradients are averaged over the ranks that read other samples, in
+    /// proportion to their numbers of rows in the window, or to the weights of their sums. With fp16 the loss is
+    /// scaled, and if a gradient of any stage overflows, all ranks skip the step.
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
@@ -32,7 +32,7 @@ impl Accelerator {
     /// use brigade_train::Accelerator;
     /// # use tch::{Device, Kind, Tensor};
     ///
-    /// // With 4 ranks `.mesh(Mesh::builder().pipeline(4).build(4)?)`, and nothing else is another.
+    /// // With 4 ranks add `.mesh(Mesh::builder().pipeline(4).build(4)?)`; nothing else changes.
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     /// let options = LlamaOptions {
     ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 4,

@@ -22,7 +22,8 @@ pub trait Prepare {
 
     /// Prepares the object for the ranks of an Accelerator. Called by [`Accelerator::prepare`].
     ///
-    /// # Errors Fails when the ranks disagree or one of them has ended.
+    /// # Errors
+    /// Fails when the ranks disagree or one of them has ended.
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
 }
 

@@ -15,8 +15,9 @@ pub struct JoinInputs {
     /// Overrides `even_batches` of prepared loaders of data sets inside the join. Defaults to `Some(false)`, which lets
     /// each rank have its own number of batches. Streams keep their setting.
     pub even_batches: Option<bool>,
-    /// `true` if gradients are divided by the world size even when some ranks have no more data, so that each sample
-    /// keeps its weight; otherwise by the number of ranks that have data. Defaults to `true`.
+    /// `true` if gradients are divided by the world size even after some ranks have run out of data, so that each
+    /// sample keeps its weight; `false` if they are divided by the number of ranks that still have data. Defaults to
+    /// `true`.
     pub divide_by_initial_world_size: bool,
     /// `true` if the join ends with an error on every rank when the first rank has no more data. Defaults to `false`.
     pub throw_on_early_termination: bool,

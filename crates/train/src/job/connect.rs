@@ -25,19 +25,21 @@ use crate::recorder::Recorder;
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
 #[derive(Debug, Default)]
 pub struct ConnectOptions {
-    /// `true` if the CPU is used even if there is a GPU.
+    /// `true` if the CPU is used even if there is a GPU. Defaults to `false`.
     pub cpu: bool,
-    /// Rank, world size and hosts.
+    /// Rank, world size and hosts of the job. Defaults to the values of the environment.
     pub world: Option<World>,
-    /// The store where the ranks rendezvous.
+    /// The store where the ranks rendezvous. Defaults to the store whose address `world` has.
     pub store: Option<Store>,
-    /// The device of this rank.
+    /// The device of this rank. Defaults to the GPU whose index is the local rank modulo the number of GPUs, or to the
+    /// CPU if there is no GPU.
     pub device: Option<Device>,
     /// Backend of the collectives. Defaults to NCCL for GPUs and Gloo for CPUs.
     pub backend: Option<Backend>,
     /// Time limit of joining and of every collective. Defaults to 30 minutes.
     pub timeout: Option<Duration>,
-    /// Network interface or address that Gloo listens on.
+    /// Network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on one
+    /// host, else to [`GlooDevice::Default`].
     pub gloo: Option<GlooDevice>,
 }
 

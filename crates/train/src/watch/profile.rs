@@ -16,10 +16,10 @@ use crate::processes::Processes;
 #[derive(Debug, Clone, Default)]
 pub struct ProfileOptions {
     /// Folder in which each rank writes `trace_rankN.json`, for `chrome://tracing` and
-    /// [Perfetto](https://ui.perfetto.dev); further cycles of the schedule are `trace_rankN.2.json` and so on. `None`
-    /// writes no file.
+    /// [Perfetto](https://ui.perfetto.dev); further cycles of the schedule are `trace_rankN.2.json` and so on. Defaults
+    /// to `None`: no file is written.
     pub trace_dir: Option<PathBuf>,
-    /// Schedule of the recorded steps. `None` records all steps.
+    /// Schedule of the recorded steps. Defaults to `None`: all steps are recorded.
     pub schedule: Option<ProfileSchedule>,
     /// `true` if the shapes of the operations' inputs are recorded. Defaults to `false`.
     pub shapes: bool,

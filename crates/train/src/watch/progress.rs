@@ -70,7 +70,7 @@ impl<I: Iterator> Progress<I> {
 }
 
 impl<I> Progress<I> {
-    /// Sets the label shown before the bar, such as `train` or `epoch 3`.
+    /// Sets the label shown before the bar, such as `train` or `epoch 3`. Defaults to no label.
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();

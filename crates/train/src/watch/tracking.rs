@@ -208,7 +208,7 @@ impl TrackerHandle<'_> {
     /// Logs a text to this tracker.
     ///
     /// # Errors
-    /// [`crate::TrainError::Track`] when it cannot write, or has no place for texts.
+    /// [`crate::TrainError::Track`] if the tracker cannot write, or does not support texts.
     pub fn log_text(&self, name: &str, text: &str, step: impl Into<Option<u64>>) -> Result<()> {
         let at = at(step);
         self.ask(|tracker| tracker.log_text(name, text, at))
@@ -217,7 +217,7 @@ impl TrackerHandle<'_> {
     /// Logs an image to this tracker.
     ///
     /// # Errors
-    /// [`crate::TrainError::Track`] when it cannot write, or has no place for pictures.
+    /// [`crate::TrainError::Track`] if the tracker cannot write, or does not support images.
     pub fn log_image(&self, name: &str, image: &Image, step: impl Into<Option<u64>>) -> Result<()> {
         let at = at(step);
         self.ask(|tracker| tracker.log_image(name, image, at))
@@ -226,7 +226,7 @@ impl TrackerHandle<'_> {
     /// Logs a table to this tracker.
     ///
     /// # Errors
-    /// [`crate::TrainError::Track`] when it cannot write, or has no place for tables.
+    /// [`crate::TrainError::Track`] if the tracker cannot write, or does not support tables.
     pub fn log_table(&self, name: &str, table: &Table, step: impl Into<Option<u64>>) -> Result<()> {
         let at = at(step);
         self.ask(|tracker| tracker.log_table(name, table, at))

@@ -10,7 +10,7 @@ use crate::transforms::SampleRng;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mix {
     /// fastai's `MixUp` (Zhang et al., 2017): `share · own + (1 − share) · partner`, with a share for each sample,
-    /// `max(λ, 1 − λ)` for λ of Beta(α, α), and a random partner.
+    /// `max(λ, 1 − λ)` with λ drawn from Beta(α, α), and a random partner.
     MixUp {
         /// Parameter α of the beta distribution. fastai's default is 0.4.
         alpha: f64,

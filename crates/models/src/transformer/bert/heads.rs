@@ -17,8 +17,8 @@ use super::{BODY, Bert, BertOptions, EMBEDDING, POOLER, norm};
 use crate::Activation;
 use crate::init::{Redraw, redraw};
 
-/// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the tokens
-/// themselves.
+/// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the token at each
+/// position.
 ///
 /// Names, initial values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head's weight is
 /// tied to the embedding.

@@ -72,8 +72,8 @@ impl Router {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] without a layer; [`brigade_torch::ErrorKind::Tensor`] for shapes that
-/// do not match.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] if there are no layers; [`brigade_torch::ErrorKind::Tensor`] for
+/// shapes that do not match.
 pub fn load_balancing_loss(
     logits: &[&Tensor],
     experts_per_token: i64,

@@ -14,13 +14,13 @@ pub struct OperationSummary {
     pub on_device: bool,
     /// Number of calls of the operation.
     pub calls: usize,
-    /// Time in nanoseconds, without the operations that it called.
+    /// Time in nanoseconds of all calls, without the operations that they called.
     pub self_ns: u64,
-    /// Total time in nanoseconds.
+    /// Time in nanoseconds of all calls, with the operations that they called.
     pub total_ns: u64,
     /// Bytes that the operation itself allocated and did not free.
     pub self_bytes: i64,
-    /// Number of floating-point operations, if it is known.
+    /// Number of floating-point operations. 0 if it is not known.
     pub flops: u64,
 }
 
