@@ -54,7 +54,7 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     }
     packages.source_distribution()?;
     packages.pages(&targets)?;
-    packages.debian(&options.target)?;
+    packages.debian(targets[0])?;
     for target in &targets {
         packages.archive(target)?;
         let is_static = target.replace("-gnu", "-musl");

@@ -56,12 +56,9 @@ __device__ __forceinline__ unsigned warp_shuffle(unsigned value, int lane) {
 
 typedef unsigned long long u64;
 
+constexpr bool kIsFloat32 = BRIGADE_ELEMENT == BRIGADE_FLOAT32;
 // Number of values of an element's type in 16 bytes, the most that a thread reads at once.
-#if BRIGADE_ELEMENT == BRIGADE_FLOAT32
-constexpr int kVector = 4;
-#else
-constexpr int kVector = 8;
-#endif
+constexpr int kVector = kIsFloat32 ? 4 : 8;
 
 // Values of 16 bytes, as float32.
 struct Values {

@@ -176,20 +176,26 @@ __device__ __forceinline__ void loss_of_row(const CrossEntropyArguments& a) {
   }
   const float scale =
       a.count == nullptr ? a.scale : a.scale / static_cast<float>(*a.count > 1 ? *a.count : 1);
-  const float slope = a.z_loss > 0 ? scale * (1 + 2 * a.z_loss * log_sum) : scale;
-  const float factor = slope / sum, even = scale * (a.smoothing / classes);
-  const float hit = scale * (1 - a.smoothing);
+  const float slope = a.z_loss > 0 ? 1 + 2 * a.z_loss * log_sum : 1;
+  const float even = a.smoothing / classes, inverse = 1 / sum;
   each_vector(logits, columns, [&](int vector, const uint4& packed) {
     Values x(packed);
     const int left = classes - vector * kVector;
-    const long long of_target = target - vector * static_cast<long long>(kVector);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      const float share = expf(x.of[v] - less) * factor - even;
-      x.of[v] = v >= left ? 0 : v == of_target ? share - hit : share;
+      const float exponential = expf(x.of[v] - less);
+      // 16 bits do not have the digit that a division keeps.
+      const float share = kIsFloat32 ? exponential / sum : exponential * inverse;
+      x.of[v] = v < left ? (share * slope - even) * scale : 0;
     }
     gradient.store(vector, columns - vector * kVector, x);
   });
+  // Behind the store of the thread that has the target's vector.
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const float share = expf(at_target - less) / sum * slope;
+    gradient.at[target] = to_element((share - even - (1 - a.smoothing)) * scale);
+  }
 }
 
 }  // namespace
