@@ -298,8 +298,8 @@ pub fn vocabulary_parallel_embedding(
 /// The ranks gather 16 bytes for each row.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for a part without rows or logits of another size;
-/// [`crate::ErrorKind::Communication`] if a peer was lost.
+/// [`crate::ErrorKind::InvalidArgument`] if the part has no rows, or if the size of the logits differs from that of the
+/// part; [`crate::ErrorKind::Communication`] if a peer was lost.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
