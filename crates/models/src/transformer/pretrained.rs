@@ -223,7 +223,7 @@ pub trait Transformer: Sized {
     ///
     /// # Errors
     /// Returns the errors of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`]
-    /// with the report; for a vocabulary of another size an error with both sizes.
+    /// with the report; an error with both sizes if the sizes of the vocabularies differ.
     fn load_pretrained(
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,
