@@ -17,9 +17,9 @@ use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions
 
 /// Iterates over the batches of a dataset, epoch after epoch.
 ///
-/// Each iteration is one epoch. Its order follows from the seed and the epoch number, so that it can be repeated, and
-/// ranks with the same seed have the same order without communication. The number of threads affects the time at which
-/// batches are made, never their content.
+/// Each iteration is one epoch. The order is determined by the seed and the epoch number, so that it can be repeated,
+/// and ranks with the same seed have the same order without communication. The number of threads affects the time at
+/// which batches are made, never their content.
 ///
 /// A batch that cannot be made is returned as an error in its place, and the iteration continues after it; a panic of
 /// the dataset is such an error. Dropping an iteration stops its threads.

@@ -67,8 +67,8 @@ impl Rates {
     /// Returns the rate of each group.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a list of another length, and for numbers that are not valid
-    /// rates.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the length of a list differs from the number of groups, or if a
+    /// number is not a valid rate.
     pub fn of_groups(&self, groups: usize) -> Result<Vec<f64>> {
         let rates = match *self {
             Self::Same(rate) => vec![rate; groups],

@@ -95,11 +95,11 @@ pub(crate) struct PreparedLoaders {
 
 impl Learner {
     /// Makes a Learner from data and a model, or the model's constructor: with fastai's Adam, the data's loss (cross
-    /// entropy if they set none), no metrics, and the Accelerator's ranks and device. Where ranks divide layers or
-    /// sequences, the model is one of [`Parallelism::model`](brigade_train::Parallelism::model).
+    /// entropy if they set none), no metrics, and the Accelerator's ranks and device. If ranks divide layers or
+    /// sequences, the model must be built by [`Parallelism::model`](brigade_train::Parallelism::model).
     ///
     /// # Errors
-    /// Fails when the model cannot be built, or has no parameter; on the ranks of a pipeline, whose loop is that of
+    /// Fails when the model cannot be built or has no parameter, and with pipeline parallelism, which needs a loop with
     /// [`Accelerator::forward_backward`].
     pub fn new<X, C>(accelerator: &Accelerator, data: Loaders<X>, model: C) -> Result<Self>
     where
@@ -218,8 +218,8 @@ impl Learner {
         Ok(())
     }
 
-    /// Undoes the preparation of the model, unless ranks have parts of it, and of the loaders, if a panic left a fit or
-    /// [`Learner::distributed`]; otherwise these do it by themselves.
+    /// Undoes the preparation of the loaders, and of the model unless ranks have parts of it. Only needed after a panic
+    /// inside of a fit or of [`Learner::distributed`], which otherwise do this when they end.
     pub fn detach(&mut self) {
         self.entered = 0;
         self.leave();

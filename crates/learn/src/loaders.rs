@@ -52,7 +52,7 @@ impl<X: ModelInput> Loaders<X> {
     /// Makes the loaders of batches that are `(X, target)`.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if a loader has no samples.
     pub fn new<D, E, Y, Z>(train: DataLoader<D>, valid: DataLoader<E>) -> Result<Self>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,
@@ -69,7 +69,7 @@ impl<X: ModelInput> Loaders<X> {
     /// transforms of batches, such as those of `brigade_vision::augment`.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if a loader has no samples.
     pub fn with<D, E, Y, Z>(
         train: DataLoader<D>,
         split_train: impl Fn(D::Batch) -> Result<(X, Y)> + Send + Sync + 'static,
@@ -98,7 +98,7 @@ impl<X: ModelInput> Loaders<X> {
     /// Makes a loader for training and none for validation: epochs then have no validation.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if a loader has no samples.
     pub fn train_only<D, Y>(train: DataLoader<D>) -> Result<Self>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,

@@ -399,11 +399,11 @@ impl LearnerState {
     }
 
     /// Runs `read` with the whole parameters of a sharded model, for which each rank needs enough memory. Every rank
-    /// calls it. Another model is passed as it is.
+    /// must call it. A model that is not sharded is passed unchanged.
     ///
     /// # Errors
-    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside
-    /// of another `gathered`.
+    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error if it is
+    /// called inside of another `gathered`.
     pub fn gathered<R>(&self, read: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         match self.model.sharder() {
             Some(sharder) => sharder.gathered(|| read(self)),

@@ -44,12 +44,12 @@ pub struct HeadOptions {
     pub classes: i64,
     /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 512.
     pub hidden: Vec<i64>,
-    /// Dropout probabilities of the linear layers (`ps`): one for each, or a single one for the last layer, of which
-    /// the layers before have half. Defaults to 0.5. A layer whose probability is 0 has no dropout, and the layers
+    /// Dropout probabilities of the linear layers (`ps`): one for each, or a single one for the last layer; the other
+    /// layers then have half of it. Defaults to 0.5. A layer whose probability is 0 has no dropout, and the layers
     /// after it have lower indices in their names.
     pub dropout: Vec<f64>,
-    /// `true` if the input are feature maps, which are pooled (`pool`); `false` if it is `[n, features]`. Defaults to
-    /// `true`.
+    /// `true` if the input consists of feature maps, which are pooled (`pool`); `false` if it is `[n, features]`.
+    /// Defaults to `true`.
     pub pool: bool,
     /// Concatenates max pooling and average pooling, so that the first layer has twice as many inputs, instead of
     /// average pooling alone (`concat_pool`). Defaults to `true`.

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 #[non_exhaustive]
 pub enum InputChannels {
     /// timm's rule: one channel gets the sum of the weights; for more than three channels the weights are repeated, and
-    /// scaled so that their sum stays.
+    /// scaled so that their sum stays the same.
     #[default]
     Repeat,
     /// fastai's rule: one channel gets the sum of the weights, two channels get the first two times 1.5, and channels

@@ -19,12 +19,12 @@ use crate::{ImageClassifier, InputChannels};
 /// - A first convolution for another number of channels is computed: [`InputChannels`].
 /// - Names that other libraries or older versions use are mapped: [`ImageClassifier::renamed`].
 /// - Position embeddings of a vision transformer for another image size are interpolated.
-/// - Prefixes of wrappers that all names have (`module.`, `_orig_mod.`) are removed. They and the prefixes of other
-///   modules (`model.`, `backbone.`) are also removed if the whole model matches the names that have them; the other
-///   names are then unused.
+/// - Prefixes of wrappers that all names have (`module.`, `_orig_mod.`) are removed. If only some names have such a
+///   prefix, or that of an enclosing module (`model.`, `backbone.`), it is removed if these names then match the whole
+///   model; the other names are unused.
 /// - Counters of batches (`num_batches_tracked`), which are missing in old files, stay 0.
 ///
-/// Everything else has to match, or nothing is changed.
+/// Everything else must match. Otherwise the model is not changed.
 ///
 /// ```
 /// use brigade_models::{Pretrained, ResNet, ResNetOptions};

@@ -144,7 +144,7 @@ impl ContextPart {
     /// the sequence.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] for a dimension of another length.
+    /// [`brigade_torch::ErrorKind::Tensor`] if the dimension does not have the length of the sequence.
     pub fn take(&self, whole: &Tensor, dim: i64) -> Result<Tensor> {
         self.take_or(whole, dim, 0)
     }

@@ -406,7 +406,7 @@ pub fn part_reads<'w>(
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::Tensor`] for values of another shape.
+/// [`brigade_torch::ErrorKind::Tensor`] if the values do not have the shape of the whole parameter.
 pub fn take_part(values: &Tensor, part: &TensorPart) -> Result<Tensor> {
     Ok(taken(values, part)?)
 }

@@ -86,7 +86,7 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 /// ```
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error`] if the file cannot be written, or for a kind that safetensors lacks;
+/// [`brigade_checkpoint::Error`] if the file cannot be written, or for a kind that safetensors does not support;
 /// [`crate::ModelError::Torch`] if a tensor cannot be copied from its device. An older file of that name still exists
 /// then.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
@@ -109,8 +109,8 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
 /// ```
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error`] if the file cannot be written, or for a kind that the format lacks. An older file of
-/// that name still exists then.
+/// [`brigade_checkpoint::Error`] if the file cannot be written, or for a kind that the format does not support. An
+/// older file of that name still exists then.
 pub fn save_pth(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     pth::save(state, path.as_ref())
 }

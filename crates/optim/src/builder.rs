@@ -148,7 +148,8 @@ macro_rules! decoupled_weight_decay {
     ($builder:ident) => {
         impl $builder {
             /// Sets whether weight decay is decoupled: before each step the weights are multiplied by 1 minus the
-            /// learning rate times the weight decay, instead of adding the decay to the gradient.
+            /// learning rate times the weight decay, instead of adding the decay to the gradient. Defaults to `true`
+            /// for LAMB, LARS and QHAdam, and to `false` for the other optimizers.
             pub fn decoupled_weight_decay(mut self, on: bool) -> Self {
                 use $crate::options::WeightDecay;
                 self.options.decay = if on { WeightDecay::Decoupled } else { WeightDecay::Added };

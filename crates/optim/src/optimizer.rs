@@ -93,7 +93,8 @@ impl Optimizer {
     ///
     /// # Errors
     /// Returns the same errors as [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing
-    /// changed, for tensors of another shape, and for a rule that does not [support them](Rule::takes_device_scalars).
+    /// changed, for tensors with a wrong shape, and for a rule that does not [support
+    /// them](Rule::takes_device_scalars).
     pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.lock().step(scalars)
     }

@@ -205,7 +205,7 @@ impl Scheduler {
         *self.inner.state.lock()
     }
 
-    /// Returns the definition of the learning rates that checkpoints record.
+    /// Returns the definition of the schedule, which checkpoints contain as information.
     #[must_use]
     pub fn definition(&self) -> Definition {
         match &self.inner.plan {

@@ -102,7 +102,7 @@ pub enum StateMismatch {
         /// Value in the state, or `nothing`.
         found: String,
     },
-    /// A parameter's state has a tensor that this optimizer does not keep, or lacks one.
+    /// A parameter's state has a tensor that this optimizer does not keep, or does not have one that it needs.
     #[error("the state of {parameter} {what} `{name}`, which this optimizer {does}")]
     Slot {
         /// Name of the parameter.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Slot: the place of a parameter in the storage of its unit's whole parameters.
+/// Location of a parameter in the storage of its unit's whole parameters.
 ///
 /// The slot of a parameter with `rows` rows has room for [`chunk`](Self::chunk) rows of each rank, `ceil(rows /
 /// ranks)`. The rows of all ranks, one after the other, are the parameter with padding behind it, so that they are

@@ -303,8 +303,8 @@ impl TransformerStep {
     }
 
     /// Returns the bytes of the activations that a rank of a stage keeps for one micro-batch between its forward and
-    /// its backward pass, without recomputation. In 16 bits, these are 34 bytes for each element of a token's vector in
-    /// each layer, of which tensor ranks divide 24, and all with sequence regions, and 5 bytes for each attention score
+    /// its backward pass, without recomputation. In 16 bits, each layer takes 5 bytes for each attention score, and 34
+    /// bytes for each element of each token's vector: tensor ranks divide 24 of them, and all 34 with sequence regions
     /// (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2).
     #[must_use]
     pub fn activations(&self, mesh: &Mesh, stage: usize) -> u64 {

@@ -30,7 +30,7 @@ use self::loss::HeadLoss;
 pub struct PretrainedText {
     /// Weights file: a `.pth` file of fastai or Brigade, or safetensors.
     pub weights: PathBuf,
-    /// Vocabulary file: fastai's `.pkl` file, of which nothing is executed, or JSON.
+    /// Vocabulary file: fastai's `.pkl` file, which is read without executing pickle code, or JSON.
     pub vocabulary: PathBuf,
 }
 

@@ -50,7 +50,7 @@ pub trait DeviceKind: Sync {
     /// Returns the default backend of groups of ranks with such devices.
     fn default_backend(&self) -> Backend;
 
-    /// Returns `true` if its matrix units compute in bfloat16.
+    /// Returns `true` if the matrix units of the device compute in bfloat16.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] if there is no such device.

@@ -16,7 +16,7 @@ use crate::error::Error;
 /// keeps their mean. On other devices it calls libtorch's.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] for a probability that is not in `[0, 1]`, and a residual of another shape.
+/// [`crate::TorchError::Libtorch`] for a probability that is not in `[0, 1]`, and if the shape of the residual differs.
 ///
 /// ```
 /// use brigade_torch::dropout;

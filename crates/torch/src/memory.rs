@@ -89,8 +89,8 @@ pub struct Elements<'a, T> {
 /// Returns a view of the elements of a contiguous CPU tensor, from which all or some can be copied.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse
-/// or not contiguous (call `contiguous()` first).
+/// [`crate::ErrorKind::InvalidArgument`] when the element type is not that of the tensor, or the tensor is on a device,
+/// sparse or not contiguous (call `contiguous()` first).
 ///
 /// ```
 /// use brigade_torch::elements;
@@ -163,7 +163,7 @@ impl<T: Element> Elements<'_, T> {
     /// Copies the elements of `range` into a slice of the same length.
     ///
     /// # Panics
-    /// Panics if the range is not within [`Elements::len`], or `out` has another length, like slices.
+    /// Panics if the range is not within [`Elements::len`], or if the lengths of `out` and the range differ.
     pub fn copy_to(&self, range: Range<usize>, out: &mut [T]) {
         let from = self.checked(&range);
         let count = range.len();

@@ -10,8 +10,8 @@ use crate::dtype::loaded_kind;
 use crate::error::Error;
 use crate::memory::fill_bytes;
 
-/// The read of a region of a tensor in weights files into a tensor. Both have the same shape; kind, device and memory
-/// layout of the tensor may be any.
+/// Operation that reads a region of a tensor in weights files into a tensor of the same shape. Kind, device and memory
+/// layout of the tensor may differ from those in the file.
 ///
 /// ```
 /// use brigade_checkpoint::{Region, WeightsReader};

@@ -77,7 +77,7 @@ pub fn scatter_to_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Resu
 /// in the same way.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::InvalidArgument`] without such a
+/// [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::InvalidArgument`] if there is no such
 /// dimension.
 pub fn gather_from_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let dim = known("gather_from_region", input, dim)?;

@@ -271,8 +271,8 @@ impl Sharder {
     /// Runs `read` with all parameters whole, on every rank.
     ///
     /// # Errors
-    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another call of this kind;
-    /// [`crate::TorchError::Libtorch`] if a gather fails.
+    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] if it is called inside of another `gathered`
+    /// or `gathered_mut`; [`crate::TorchError::Libtorch`] if a gather fails.
     pub fn gathered<T, E: From<Error>>(&self, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.with_whole(false, read)
     }

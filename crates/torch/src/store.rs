@@ -143,8 +143,8 @@ impl TcpStore {
     /// Opens the store: starts the server, or connects as a client.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`] of operation `connect`: the port is taken, the host is unknown, or nothing
-    /// answered within the time limit.
+    /// [`crate::TorchError::Store`] of operation `connect`: the port is taken, the host is unknown, or the server did
+    /// not respond within the time limit.
     pub fn open(self) -> Result<Store, Error> {
         let address = format!("{}:{}", self.host, self.port);
         let waited = if self.server { Duration::ZERO } else { self.wait_until_it_listens() };

@@ -139,7 +139,7 @@ fn checked(vocabulary: i64, rank: usize, ranks: usize) -> Result<(i64, i64), Err
 ///
 /// # Errors
 /// Returns the errors of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is detected before
-/// a message is sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows.
+/// a message is sent. [`crate::ErrorKind::InvalidArgument`] if the part has no rows.
 /// [`crate::ErrorKind::Communication`] if a peer was lost, or did not arrive within the time limit because its
 /// arguments were invalid.
 ///
@@ -249,8 +249,8 @@ pub fn linear_vocabulary_parallel_cross_entropy(
 ///
 /// # Errors
 /// [`crate::ErrorKind::Tensor`] on every rank for an id outside of the vocabulary, before a message is sent. On a GPU
-/// the kernel detects it, and a later call returns the error. [`crate::ErrorKind::InvalidArgument`] for a part without
-/// rows, or if the weight has another number of rows; [`crate::ErrorKind::Communication`] if a peer was lost.
+/// the kernel detects it, and a later call returns the error. [`crate::ErrorKind::InvalidArgument`] if the part has no
+/// rows, or if their number differs from that of the weight; [`crate::ErrorKind::Communication`] if a peer was lost.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -298,8 +298,8 @@ pub fn vocabulary_parallel_embedding(
 /// The ranks gather 16 bytes for each row.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for a part without rows or logits of another size;
-/// [`crate::ErrorKind::Communication`] if a peer was lost.
+/// [`crate::ErrorKind::InvalidArgument`] if the part has no rows, or if the size of the logits differs from that of the
+/// part; [`crate::ErrorKind::Communication`] if a peer was lost.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};

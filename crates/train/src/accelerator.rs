@@ -126,8 +126,8 @@ impl Accelerator {
     /// Prepares models, optimizers, loaders and schedulers for distributed training. Takes one of them or a tuple in
     /// any order and returns the same shape.
     ///
-    /// Every rank calls it with the same things: models are compared and take rank 0's weights, loaders
-    /// take rank 0's seed.
+    /// Every rank must call it with the same objects: models are compared and get rank 0's weights, loaders get rank
+    /// 0's seed.
     ///
     /// # Errors
     /// Fails when models or data sets differ between ranks, or a peer is gone.

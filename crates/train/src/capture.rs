@@ -111,8 +111,8 @@ where
     /// Runs the step with this batch. Does not wait for the device.
     ///
     /// # Errors
-    /// Returns the errors of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step
-    /// among them. [`brigade_torch::ErrorKind::Communication`] if an earlier replay did not complete within the job's
+    /// Returns the errors of the body and of [`crate::PreparedOptimizer::step`], such as a non-finite loss of an
+    /// earlier step. [`brigade_torch::ErrorKind::Communication`] if an earlier replay did not complete within the job's
     /// time limit, with the missing ranks. [`brigade_torch::ErrorKind::InvalidArgument`] if the parameters are sharded
     /// between steps; nothing has run then.
     pub fn run(&mut self, batch: &B) -> Result<R> {

@@ -52,11 +52,11 @@ use inner::{Inner, Pending};
 use message_pack::MessagePack;
 
 /// Saves and loads the state of all registered objects, into folders that appear whole or not at all. All ranks take
-/// part. [`crate::Accelerator`] registers what it prepares, and has the same methods under Accelerate's names; a
-/// program without one uses this value alone.
+/// part. [`crate::Accelerator`] registers the objects that it prepares, and has the same methods under Accelerate's
+/// names. A program without an Accelerator uses this type directly.
 ///
-/// A checkpoint holds the registered models, optimizers, schedulers, scalers, loaders and objects of the
-/// program's own, the random states of all ranks, and the position in the window of accumulation.
+/// A checkpoint holds the registered models, optimizers, schedulers, scalers, loaders and user-defined objects, the
+/// random states of all ranks, and the position in the accumulation window.
 ///
 /// Clones are handles of the same checkpoints.
 ///
@@ -214,8 +214,8 @@ impl Checkpoints {
     /// checkpoint is complete, the oldest beyond [`ProjectConfiguration::total_limit`] are removed.
     ///
     /// # Errors
-    /// Returns the same errors as [`Checkpoints::save`], and [`brigade_torch::ErrorKind::InvalidArgument`] without a
-    /// project folder.
+    /// Returns the same errors as [`Checkpoints::save`], and [`brigade_torch::ErrorKind::InvalidArgument`] if no
+    /// project folder is set.
     pub fn save_numbered(&self) -> Result<PathBuf> {
         save::begin(&self.inner, &save::Target::Numbered)
     }
@@ -286,10 +286,10 @@ impl Checkpoints {
     }
 
     /// Returns the newest `checkpoint_N` of the project's folder, or `None` if the folder has no checkpoint. All ranks
-    /// get rank 0's answer.
+    /// return rank 0's result.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] without a project folder;
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if no project folder is set;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn latest(&self) -> Result<Option<PathBuf>> {
         let folder = self.inner.project.checkpoints()?;

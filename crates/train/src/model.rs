@@ -312,9 +312,9 @@ impl<M> PreparedModel<M> {
         reducers().try_fold(output, |output, reducer| reducer.after_forward(output, sync))
     }
 
-    /// Sends rank 0's buffers (BatchNorm's statistics) to all ranks, where a forward in training has changed them
-    /// since the last time. The first forward of an evaluation does the same; with this before it, ranks may
-    /// evaluate any numbers of batches, none included. Every rank calls it.
+    /// Sends rank 0's buffers (BatchNorm's statistics) to all ranks, if a forward in training has changed them since
+    /// they were last sent. The first forward of an evaluation does this as well. Call this method before an evaluation
+    /// in which some ranks may have no batch. Every rank must call it.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.

@@ -39,7 +39,7 @@ use crate::tensor_parallel::TensorModels;
 /// [`groups`](PreparedOptimizer::groups), and [`settled`](PreparedOptimizer::settled) for everything else) wait for it,
 /// and return its error.
 ///
-/// Checkpoints hold its state for as long as the program has it, or a captured step that steps it.
+/// Checkpoints contain its state until the program drops it and every captured step that uses it.
 pub struct PreparedOptimizer {
     inner: Arc<OptimizerInner>,
 }
@@ -275,9 +275,9 @@ impl PreparedOptimizer {
     /// gradients overflowed is skipped.
     ///
     /// # Errors
-    /// Returns the same errors as [`Optimizer::step`], and [`crate::TrainError::LossNotFinite`], on every rank, with
-    /// the weights as they were, when the gradients are those of a loss that was not finite and
-    /// [`crate::Accelerator::backward`] has not returned that error, or the program has ignored it (see
+    /// Returns the same errors as [`Optimizer::step`]. Returns [`crate::TrainError::LossNotFinite`] on every rank, with
+    /// the weights unchanged, if the gradients are those of a loss that was not finite, and
+    /// [`crate::Accelerator::backward`] has not returned this error or the program has ignored it (see
     /// [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
         self.inner.step()

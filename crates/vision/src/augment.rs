@@ -216,8 +216,8 @@ impl Augment {
         mapped().map_err(refused)
     }
 
-    /// Returns the labels `[n]` of a mixed batch: each image's own, its partner's, and the share of its
-    /// own. Without [`Augment::mix`] the share is 1.
+    /// Returns the labels of a mixed batch, each `[n]`: the label of each image, the label of its partner, and the
+    /// share of the image's own label. Without [`Augment::mix`] the share is 1.
     ///
     /// # Errors
     /// Returns the errors of [`Augment::apply`].

@@ -132,7 +132,7 @@ impl Callback for Timing {
 }
 
 /// Measures the outputs of layers in training: mean, standard deviation, the share near zero, and a histogram (fastai's
-/// `ActivationStats`). A layer that dies or explodes shows in them.
+/// `ActivationStats`). They show layers whose outputs vanish or explode.
 #[derive(Debug)]
 pub struct ActivationStats {
     layers: Vec<String>,

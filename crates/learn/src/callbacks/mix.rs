@@ -145,7 +145,7 @@ impl Callback for MixUp {
     }
 }
 
-/// Replaces a rectangle of each image by the same one of another image of its batch (Yun et al., 2019; fastai's
+/// Replaces a rectangle of each image by the same region of another image of its batch (Yun et al., 2019; fastai's
 /// `CutMix`): one rectangle for the batch, whose area follows Beta(α, α).
 #[derive(Debug)]
 pub struct CutMix(Mixture);

@@ -56,9 +56,9 @@ pub fn numbers() -> NumberBlock {
     NumberBlock
 }
 
-/// Returns the block of targets that are points on each image, as `f32` `[n, points, 2]` with coordinates of -1 to 1
-/// between its sides: fastai's `PointBlock`. Labels are numbers x, y, x, y, … in pixels from the upper left corner of
-/// the file's image; points are transformed with it.
+/// Returns the block of targets that are points on each image, as `f32` `[n, points, 2]` with coordinates from -1
+/// (left, top) to 1 (right, bottom): fastai's `PointBlock`. Labels are numbers x, y, x, y, … in pixels from the upper
+/// left corner of the file's image; points are transformed with it.
 #[must_use]
 pub fn points() -> PointBlock {
     PointBlock

@@ -92,7 +92,7 @@ impl Items {
     /// Returns a cell of an item's row, by the column's name or its number from 0.
     ///
     /// # Errors
-    /// Fails when the items come from no table, or it has no such column.
+    /// Fails if the items do not come from a table, or if the table has no such column.
     pub fn cell(&self, index: usize, column: &str) -> Result<&str> {
         let Some(table) = &self.table else {
             return Err(Error::invalid_argument(format!(

@@ -32,7 +32,7 @@ pub struct FitOptions {
 }
 
 impl Learner {
-    /// Trains for a number of epochs at these learning rates. Callbacks are called in this fit alone.
+    /// Trains for a number of epochs at these learning rates. `callbacks` are added for this fit only.
     ///
     /// ```no_run
     /// # fn f(mut learner: brigade_learn::Learner) -> brigade_torch::Result<()> {

@@ -126,8 +126,8 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// Fails when the shard size does not divide the ranks, or the types contradict the precision; for a Learner whose
-    /// model is sharded already.
+    /// Fails when the shard size does not divide the ranks, if the types contradict the precision, or if the model is
+    /// sharded already.
     pub fn sharding(self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
         if self.state.model.is_prepared() {
             return Err(Error::invalid_argument(

@@ -14,7 +14,7 @@ impl Learner {
     /// (`torch.nn.DataParallel`). The first device is the Learner's own; BatchNorm uses the statistics of its part of
     /// the batch.
     ///
-    /// `build` makes the same model as the Learner's. Several processes, one for each device, are faster: that is
+    /// `build` must create the same model as the Learner's. Several processes, one for each device, are faster: that is
     /// what `brigade launch` starts.
     ///
     /// ```no_run
@@ -31,8 +31,8 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] with several ranks, for a first device that is not the
-    /// Learner's, and for a model of other parameters.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] with several ranks, for a first device that is not the Learner's,
+    /// and for a model whose parameters differ from the Learner's.
     pub fn parallel<X, M>(
         mut self,
         devices: &[Device],

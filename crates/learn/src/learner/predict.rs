@@ -234,8 +234,8 @@ impl Learner {
     /// 0.25 in fastai.
     ///
     /// # Errors
-    /// Fails when the data cannot be transformed again, which data blocks of images can. Otherwise the same errors as
-    /// [`Learner::predictions`].
+    /// Fails if the data do not support repeated transforms, as the data blocks of images do. Also returns the errors
+    /// of [`Learner::predictions`].
     pub fn tta(&mut self, passes: usize, beta: f64) -> Result<Predictions> {
         let augmented = self.augmented_valid.take().ok_or_else(|| {
             Error::invalid_argument(
@@ -265,8 +265,8 @@ impl Learner {
 
     /// Predicts one item: a file or its bytes if the data have a codec, such as for images; or a tensor of the model's
     /// input without the batch dimension. One rank alone can call it outside of [`Learner::distributed`]. With a
-    /// sharded model every rank calls it, each with an item of its own; where ranks divide layers or sequences, those
-    /// of a group pass the same one.
+    /// sharded model every rank must call it, each with its own item. If ranks divide layers or sequences, the ranks of
+    /// a group must pass the same item.
     ///
     /// # Errors
     /// Fails when the item cannot be read or does not fit.

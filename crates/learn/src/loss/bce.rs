@@ -9,8 +9,8 @@ use super::{Loss, read};
 /// Binary cross-entropy of logits of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of labels and
 /// `v` of positive targets.
 ///
-/// Predictions and targets `[n, labels]`, in any further dimensions before the last; targets of any dtype, 0 and 1 or
-/// between.
+/// Predictions and targets are `[n, labels]`, or have further dimensions before the last. Targets are 0, 1, or between,
+/// of any dtype.
 ///
 /// ```
 /// use brigade_learn::loss::{BceWithLogits, Loss};

@@ -8,8 +8,8 @@ use super::{Loss, read};
 /// Dice loss: for each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the
 /// softmax `p` of the logits, and `t` 1 where the target is the class.
 ///
-/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. The mean over images and classes; fastai's
-/// sum is [`DiceLoss::summed`].
+/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. The result is the mean over images and
+/// classes. [`DiceLoss::summed`] sums instead, as fastai does.
 ///
 /// ```
 /// use brigade_learn::loss::{DiceLoss, Loss};

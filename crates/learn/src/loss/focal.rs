@@ -10,8 +10,8 @@ use super::{Loss, read};
 /// Focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that
 /// well-classified samples have less weight.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. A weight of the class is part of `ce`, so of `p`, as in fastai; the
-/// mean is over all samples, not weighted.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. As in fastai, class weights are part of `ce`, and therefore of `p`,
+/// and the mean over the samples is not weighted.
 ///
 /// ```
 /// use brigade_learn::loss::Focal;

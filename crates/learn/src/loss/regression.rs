@@ -6,8 +6,8 @@ use tch::{Reduction, Tensor};
 
 use super::{Loss, read};
 
-/// Mean absolute error, `mean(|prediction - target|)`. Predictions and targets have the same shape; `[n, 1]` and `[n]`
-/// fit, too.
+/// Mean absolute error, `mean(|prediction - target|)`. Predictions and targets have the same shape, or the shapes
+/// `[n, 1]` and `[n]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct L1;
 

@@ -179,7 +179,7 @@ const DECODER_WEIGHT: &str = "1.decoder.weight";
 const DECODER_BIAS: &str = "1.decoder.bias";
 
 impl PretrainedLanguageModel {
-    /// Creates it from a language model's state dictionary, and the token of each row.
+    /// Creates a pretrained model from a language model's state dictionary, and the token of each row of its embedding.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] if the numbers of rows and tokens differ, or the embedding is

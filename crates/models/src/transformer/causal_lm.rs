@@ -24,7 +24,8 @@ pub trait CausalBody: Transformer + LayerGroups {
     /// with the input of each layer.
     ///
     /// # Errors
-    /// Fails for ids and masks of other shapes, and for more tokens than positions. Also returns errors of libtorch.
+    /// Fails if the shapes of ids and masks do not fit, and for more tokens than positions. Also returns errors of
+    /// libtorch.
     fn run(
         &self,
         tokens: Tokens<'_>,

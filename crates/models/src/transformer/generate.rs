@@ -363,7 +363,8 @@ impl GenerationOptions {
     /// text.
     ///
     /// # Errors
-    /// Fails for options that are out of range, for several beams, without ids, or for padding that is not on the left.
+    /// Fails for options that are out of range, for several beams, for an empty prompt, or for padding that is not on
+    /// the left.
     pub fn stream<'m, M: CausalModel>(
         &self,
         model: &'m M,
@@ -413,7 +414,7 @@ impl GenerationOptions {
     /// ```
     ///
     /// # Errors
-    /// Fails for a text without tokens, or without texts.
+    /// Fails if there are no texts, or if a text has no tokens.
     pub fn padded(&self, texts: &[Vec<i64>], device: Device) -> Result<(Tensor, Tensor)> {
         if let Some(empty) = texts.iter().position(Vec::is_empty) {
             return Err(refused(format!("text {empty} has no token to continue from")));

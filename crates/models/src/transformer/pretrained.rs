@@ -212,18 +212,18 @@ pub trait Transformer: Sized {
     /// Loads weights into a model, from a file, or from a folder with `model.safetensors`, with
     /// `model.safetensors.index.json` and its parts, or with `pytorch_model.bin` or its parts.
     ///
-    /// - Names may lack the body's prefix, as in the files of Hugging Face's base models.
+    /// - Names may be without the body's prefix, as in the files of Hugging Face's base models.
     /// - Buffers of older versions (`attn.bias`, `position_ids`, `rotary_emb.inv_freq`) are skipped; `gamma` and
     ///   `beta` are `weight` and `bias`.
     /// - For tied weights one name is enough.
-    /// - Parameters of the head that are missing in the weights, or have another number of labels there, keep their
-    ///   initial values, and the weights may contain another head. The report lists both.
+    /// - Parameters of the head that are missing in the weights, or have a different number of labels there, keep their
+    ///   initial values. Parameters of other heads in the weights are ignored. The report lists both.
     ///
-    /// Everything else has to match, or nothing is changed.
+    /// Everything else must match. Otherwise the model is not changed.
     ///
     /// # Errors
     /// Returns the errors of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`]
-    /// with the report; for a vocabulary of another size an error with both sizes.
+    /// with the report; an error with both sizes if the sizes of the vocabularies differ.
     fn load_pretrained(
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,

@@ -56,8 +56,8 @@ impl Default for Conv2dOptions {
 }
 
 impl Conv2d {
-    /// Registers `weight` and, unless turned off, `bias` at the path. `kernel` is
-    /// `[height, width]`.
+    /// Registers the parameters at the path: `weight` `[outputs, inputs / groups, height, width]` and, if the options
+    /// enable it, `bias` `[outputs]`. `kernel` is `[height, width]`.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,
         inputs: i64,

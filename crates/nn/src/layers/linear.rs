@@ -57,7 +57,8 @@ impl Linear {
         Self::with_options(path, inputs, outputs, LinearOptions::default())
     }
 
-    /// Registers `weight` and, unless turned off, `bias` at the path.
+    /// Registers the parameters at the path: `weight` `[outputs, inputs]` and, if the options enable it, `bias`
+    /// `[outputs]`.
     pub fn with_options<'a>(
         path: impl Borrow<ParamPath<'a>>,
         inputs: i64,

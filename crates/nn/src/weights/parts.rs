@@ -53,7 +53,8 @@ impl PartsWriter {
     /// file of its own.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and if a file or folder cannot be created.
+    /// [`brigade_checkpoint::Error`] for a type that safetensors does not support, and if a file or folder cannot be
+    /// created.
     pub fn create(
         folder: impl AsRef<Path>,
         tensors: &[(&str, TensorInfo)],
@@ -74,7 +75,7 @@ impl PartsWriter {
     /// take part in gathering each tensor.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks.
+    /// [`brigade_checkpoint::Error`] for a type that safetensors does not support.
     pub fn order(tensors: &[(&str, TensorInfo)], max_bytes: u64) -> Result<Vec<usize>, Error> {
         let owned: Vec<(String, TensorInfo)> =
             tensors.iter().map(|(name, info)| ((*name).to_owned(), info.clone())).collect();

@@ -134,7 +134,8 @@ impl WeightsWriter {
     /// Creates a file for these tensors.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and if a file or folder cannot be created.
+    /// [`brigade_checkpoint::Error`] for a type that safetensors does not support, and if a file or folder cannot be
+    /// created.
     pub fn create(path: impl AsRef<Path>, tensors: &[(&str, TensorInfo)]) -> Result<Self, Error> {
         let path = path.as_ref();
         let layout = layout(path, tensors)?;
@@ -160,9 +161,9 @@ impl WeightsWriter {
     /// Writes the tensor of [`WeightsWriter::next_place`], of any device.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor of another shape or type than declared, and after the
-    /// last tensor; [`brigade_checkpoint::Error`] if the file cannot be written; an error of libtorch if the tensor
-    /// cannot be copied.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if shape or type of the tensor differ from the declared ones, or
+    /// if all tensors were already written; [`brigade_checkpoint::Error`] if the file cannot be written; an error of
+    /// libtorch if the tensor cannot be copied.
     pub fn write(&mut self, tensor: &Tensor) -> Result<(), Error> {
         let expected = self.next_place().map(|place| &self.infos[place]);
         let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();

@@ -42,7 +42,7 @@ builder! {
 }
 
 impl Adafactor {
-    /// Sets the lower bound of the variance, as its square root. Defaults to the machine epsilon of the dtype.
+    /// Sets the square root of the lower bound of the variance estimate. Defaults to the machine epsilon of the dtype.
     pub fn eps1(mut self, eps1: f64) -> Self {
         self.eps1 = Some(eps1);
         self

@@ -140,8 +140,8 @@ impl PipelineTable {
     /// its input, and a send waits for nothing. Gathers and reductions of sharded parameters take no time.
     ///
     /// # Errors
-    /// [`PipelineError::CostsOfStages`] for costs of another number of stages, and [`PipelineError::Cost`] for a cost
-    /// that is negative or not finite.
+    /// [`PipelineError::CostsOfStages`] if the number of stages that have costs differs from the table's, and
+    /// [`PipelineError::Cost`] for a cost that is negative or not finite.
     pub fn simulate(&self, costs: &Costs) -> Result<Timeline, PipelineError> {
         costs.check(self.stages())?;
         Ok(self.run(costs))

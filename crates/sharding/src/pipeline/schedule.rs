@@ -16,14 +16,14 @@ pub enum Schedule {
     /// One forward and one backward pass in turn, after `p - 1 - r` forward passes on rank `r` (PipeDream-Flush, arXiv
     /// 2006.09503): `1f1b`. Takes as long as GPipe, and holds at most `p - r` activations.
     OneForwardOneBackward,
-    /// Interleaved 1F1B: rank `r` has the stages `r`, `r + p`, … (arXiv 2104.04473): `interleaved`. A smaller bubble
-    /// than that of 1F1B, with `v` times as many messages.
+    /// Interleaved 1F1B: rank `r` has the stages `r`, `r + p`, … (arXiv 2104.04473): `interleaved`. Has a smaller
+    /// bubble than 1F1B, and `v` times as many messages.
     Interleaved,
     /// Looped breadth-first schedule: the stages of [`Schedule::Interleaved`], with all micro-batches of a stage before
     /// the next stage (arXiv 2211.05953): `looped-bfs`.
     LoopedBfs,
     /// 1F1B with the gradients of weights as separate passes, which fill the bubble (ZB-H1 of arXiv 2401.10241):
-    /// `zb-h1`. A third of the bubble of 1F1B, and at most `p` activations.
+    /// `zb-h1`. Has a third of the bubble of 1F1B, and holds at most `p` activations.
     ZeroBubble,
     /// Gradients of weights as separate passes, and stages in the form of a V: rank `r` has the stages `r` and `2 p - 1
     /// - r` (ZB-V of arXiv 2401.10241): `zbv`. Holds at most `2 p` activations of stages, which have half the layers.

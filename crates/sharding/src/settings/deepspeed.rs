@@ -65,7 +65,7 @@ impl DeepSpeedConfig {
     ///
     /// # Errors
     /// [`SettingsError::Syntax`] for a text that is not a JSON object, [`SettingsError::Duplicate`] for a key that
-    /// occurs twice, and [`SettingsError::Missing`] without `zero_optimization`.
+    /// occurs twice, and [`SettingsError::Missing`] if there is no `zero_optimization`.
     pub fn from_json(origin: &str, text: &str) -> Result<Self, SettingsError> {
         let root = json::read(origin, text)?;
         if !root.get("zero_optimization").is_some_and(Value::is_object) {

@@ -17,8 +17,8 @@ use crate::memory::elements;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinOptions {
     /// `true` if sums of gradients are divided by the number of all ranks, so that each sample keeps its weight;
-    /// otherwise by the number of ranks that still have data. Defaults to `true`. A communication hook always divides
-    /// by all.
+    /// `false` if they are divided by the number of ranks that still have data. Defaults to `true`. With a
+    /// communication hook they are always divided by the number of all ranks.
     pub divide_by_initial_world_size: bool,
     /// `true` if the first rank without data ends the join with an error on every rank. Defaults to `false`.
     pub throw_on_early_termination: bool,

@@ -8,8 +8,8 @@ use crate::precision::scaler::GradScaler;
 
 impl Accelerator {
     /// Runs the body with a batch size, and again with half of it whenever memory runs out ([`BatchSizes::new`] sets
-    /// other steps). The body makes everything whose size depends on it: loaders, usually model and optimizer too,
-    /// since a try that failed may have changed them.
+    /// other steps). The body must create everything that depends on the batch size: loaders, and usually model and
+    /// optimizer too, since a failed attempt may have changed them.
     ///
     /// All ranks continue with the same size: when memory ran out on one of them, all try again. If only one rank runs
     /// out of memory, the other ranks' collectives end at once with an error that the body must return, and the ranks
@@ -28,7 +28,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Returns the body's error, if memory has not run out; [`crate::TrainError::Leader`] when it was another rank's;
+    /// Returns the body's error, if it is not that memory ran out; [`crate::TrainError::Leader`] on the other ranks;
     /// [`crate::TrainError::NoBatchSize`] when a single sample does not fit;
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0, and when the next size is not smaller.
     pub fn find_executable_batch_size<'a, R, E: Into<Error>>(

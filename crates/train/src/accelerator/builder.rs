@@ -248,8 +248,9 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets the size of tensor groups: this many neighbouring ranks divide each layer between them. The number of such
-    /// groups follows from the world size, and the mesh from it and from [`AcceleratorBuilder::sharding`].
+    /// Sets the size of tensor groups: this many neighbouring ranks divide each layer between them. The mesh is derived
+    /// from this size, the world size and [`AcceleratorBuilder::sharding`]. Defaults to the value of `BRIGADE_TENSOR`,
+    /// which `brigade launch --tensor` sets.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -264,9 +265,9 @@ impl AcceleratorBuilder {
     }
 
     /// Sets whether each rank of a tensor group computes a part of the sequence between divided layers (Megatron-LM's
-    /// `sequence_parallelism`): the activations of normalisations, dropout and residual branches are divided too, for
-    /// as many bytes in messages. The number of tokens must be a multiple of the ranks. Defaults to `false`, unless the
-    /// [plan](brigade_sharding::TensorPlan::sequence_regions) turns it on.
+    /// `sequence_parallelism`): the activations of normalisations, dropout and residual branches are divided too, and
+    /// the ranks send the same number of bytes. The number of tokens must be a multiple of the number of ranks.
+    /// Defaults to `false`, unless the [plan](brigade_sharding::TensorPlan::sequence_regions) turns it on.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -282,9 +283,9 @@ impl AcceleratorBuilder {
 
     /// Sets the size of context groups: this many neighbouring ranks compute a part of every sequence each (context
     /// parallelism), for sequences whose activations do not fit one device. They read the same samples, and each of
-    /// them computes some of the tokens. The mesh follows from it, [`AcceleratorBuilder::tensor_parallel`] and
-    /// [`AcceleratorBuilder::sharding`]. Defaults to the value of `BRIGADE_CONTEXT`, which `brigade launch --context`
-    /// sets.
+    /// them computes some of the tokens. The mesh is derived from this size, [`AcceleratorBuilder::tensor_parallel`]
+    /// and [`AcceleratorBuilder::sharding`]. Defaults to the value of `BRIGADE_CONTEXT`, which
+    /// `brigade launch --context` sets.
     ///
     /// ```
     /// use brigade_sharding::ContextMethod;
@@ -302,8 +303,8 @@ impl AcceleratorBuilder {
 
     /// Sets the number of ranks that hold the stages of each model (pipeline parallelism): for models that do not fit a
     /// device, over slow networks. They read the same samples, and the loop calls [`Accelerator::forward_backward`].
-    /// The mesh follows from it and the other axes. Defaults to the value of `BRIGADE_PIPELINE`, which `brigade launch
-    /// --pipeline` sets.
+    /// The mesh is derived from this number and the other axes. Defaults to the value of `BRIGADE_PIPELINE`, which
+    /// `brigade launch --pipeline` sets.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -319,7 +320,7 @@ impl AcceleratorBuilder {
 
     /// Sets the size of expert groups: this many neighbouring ranks divide the experts of each mixture between them
     /// (expert parallelism), for mixtures that do not fit a device. They read different samples, and send tokens to the
-    /// ranks of their experts. Sets the mesh as well. Models are built by
+    /// ranks of their experts. The mesh is derived from this size. Models are built by
     /// [`Parallelism::model`](crate::Parallelism::model). Defaults to the value of `BRIGADE_EXPERT`, which
     /// `brigade launch --expert` sets.
     ///
@@ -530,7 +531,7 @@ impl AcceleratorBuilder {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
-    /// Under LocalSGD, and if no prepared model takes part, the error is that of the rank alone.
+    /// Under LocalSGD, and if no prepared model takes part, only the rank with the loss returns the error.
     pub fn check_loss(mut self, on: bool) -> Self {
         self.loss_check.on = on;
         self

@@ -11,8 +11,8 @@ impl Accelerator {
     /// whose kernels take less time than their launches.
     ///
     /// The first three batches run as they are, then the step is recorded, and from the fourth on it is replayed; a
-    /// batch of other shapes runs once and is recorded, too. The losses are those of the step that is not recorded, bit
-    /// for bit. What changes from step to step lies on the device: the batch, which is copied into the tensors that
+    /// batch of other shapes runs once and is recorded, too. The losses equal, bit for bit, those of a step that is not
+    /// recorded. What changes from step to step lies on the device: the batch, which is copied into the tensors that
     /// were recorded, learning rates, the loss scale with its overflows, counts of steps, and random numbers, so that
     /// dropout differs between replays.
     ///

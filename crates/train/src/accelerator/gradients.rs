@@ -31,8 +31,8 @@ impl Accelerator {
     /// Computes the gradients of `loss`, and adds them to the existing gradients. If the current batch ends its
     /// accumulation window, they are averaged over the ranks.
     ///
-    /// The loss is divided by the number of batches in the window, the real number where the data end
-    /// before the window does: the result is the gradient of the mean over the whole window.
+    /// The loss is divided by the number of batches in the window, which is smaller for a window that the end of the
+    /// data cuts short. The sum of the gradients is then the gradient of the mean over the window.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when the
@@ -47,9 +47,9 @@ impl Accelerator {
     /// through the same forward, `create_graph` for gradients of gradients. [`brigade_torch::grad`] computes gradients
     /// of chosen tensors, such as a critic's input under WGAN-GP.
     ///
-    /// A second backward through a graph that was kept adds to the gradients, and is averaged over the ranks
-    /// as the first. The reducer cannot do that with `find_unused_parameters` or `static_graph`, nor while
-    /// ranks join with unequal inputs: then it is an error.
+    /// A second backward through a graph that was kept adds to the gradients, and is averaged over the ranks like the
+    /// first. It is an error with `find_unused_parameters` or `static_graph`, and in
+    /// [`Accelerator::join_uneven_inputs`], where the reducer does not support it.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -140,8 +140,8 @@ impl Accelerator {
     /// the mean over all tokens of the window on all ranks, however unevenly they are spread. [`Accelerator::backward`]
     /// computes the mean of the batches' means, which differs if the batches have different numbers of tokens.
     ///
-    /// The weight is a number, or a tensor of one element; on a GPU the host does not wait for one, and the step can be
-    /// recorded ([`Accelerator::capture`]).
+    /// The weight is a number, or a tensor of one element. The host does not wait for the value of a tensor on a GPU,
+    /// so that the step can be recorded ([`Accelerator::capture`]).
     ///
     /// Call it once for each batch, with all of the models that the loss comes from. It sends one number for each
     /// window, so all ranks must have the same number of windows.
@@ -238,9 +238,10 @@ impl Accelerator {
     /// without more data takes part in the other ranks' collectives with zeros until all have ended; then all ranks
     /// receive the weights of a rank that had data to the end. Optimizer states are not sent.
     ///
-    /// Only the reducer's collectives are shadowed: a rank that gathers inside the loop, or normalises over ranks
-    /// (SyncBatchNorm), waits for ranks that have ended until the time limit. Forwards without gradients send nothing.
-    /// With several models, each iteration must run forward and backward of one after another, in the order given.
+    /// A rank without more data takes part only in the reducer's collectives. Any other collective inside of the loop,
+    /// such as a gather or a SyncBatchNorm, waits for it until the time limit, and fails. Forwards without gradients
+    /// send nothing. With several models, each iteration must run the forward and backward of one model after the
+    /// other, in the order in which they are given.
     ///
     /// ```
     /// # use brigade_optim::Adam;

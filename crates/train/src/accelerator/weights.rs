@@ -42,9 +42,9 @@ impl Accelerator {
 impl Checkpoints {
     /// Writes a model's parameters and buffers as [`Accelerator::save_model`] does, in files of at most `max_bytes`
     /// each with their index, as Hugging Face's libraries write them (`max_shard_size`):
-    /// `model-00001-of-00002.safetensors`, and so on. Where all fits into one file, that is `model.safetensors`. Tied
-    /// weights are written once, under their first name. Beside a sharded model's shards a rank has one tensor in
-    /// memory. Weights of an earlier save in the folder are removed.
+    /// `model-00001-of-00002.safetensors`, and so on. If everything fits into one file, its name is
+    /// `model.safetensors`. Tied weights are written once, under their first name. In addition to a sharded model's
+    /// shards, a rank has at most one whole tensor in memory. Weights of an earlier save in the folder are removed.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};

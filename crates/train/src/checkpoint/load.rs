@@ -56,9 +56,9 @@ pub struct Loaded {
     pub samples: u64,
     /// World size of the run.
     pub world_size: usize,
-    /// Reason why the last digits will differ from those of the saved run: another number of threads, other CPU
-    /// instructions or another libtorch, which add in another order. `None` if the run continues bit for bit, and where
-    /// it cannot be determined: on a GPU, and with another number of ranks.
+    /// Reason why the last digits will differ from those of the saved run: a different number of threads, different CPU
+    /// instructions or a different libtorch, each of which changes the order of sums. `None` if the run continues bit
+    /// for bit, or if this cannot be determined: on a GPU, or with a different number of ranks.
     pub rounding_differs: Option<String>,
 }
 

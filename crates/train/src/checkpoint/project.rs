@@ -58,8 +58,8 @@ impl ProjectConfiguration {
         self
     }
 
-    /// Sets the minimum number of the next checkpoint. Defaults to 0. If the folder has a greater one, the next is one
-    /// more than that.
+    /// Sets the minimum number of the next checkpoint. Defaults to 0. If the folder has a checkpoint with a greater
+    /// number, the next checkpoint has that number plus 1.
     pub fn iteration(mut self, iteration: u64) -> Self {
         self.iteration = iteration;
         self

@@ -157,8 +157,8 @@ impl GradientAccumulator {
         self.window.sync.load(Ordering::Relaxed)
     }
 
-    /// Returns the loss divided by the number of batches in the window, or by the actual number where the data end
-    /// before the window does: its backward then adds the batch's share of the gradient of the mean.
+    /// Returns the loss divided by the number of batches in the window, which is smaller for a window that the end of
+    /// the data cuts short. The sum of the gradients over the window is then the gradient of the mean.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] when the loss cannot be divided.

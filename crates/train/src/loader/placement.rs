@@ -48,8 +48,8 @@ impl Processes {
     /// memory, 0 to 1.
     ///
     /// # Errors
-    /// Returns the same errors as [`Processes::place_dataset`], and [`brigade_torch::ErrorKind::InvalidArgument`] for
-    /// another share.
+    /// Returns the same errors as [`Processes::place_dataset`], and [`brigade_torch::ErrorKind::InvalidArgument`] for a
+    /// share outside of 0 to 1.
     pub fn place_dataset_within<T>(
         &self,
         dataset: TensorDataset<T>,

@@ -98,8 +98,8 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside
-    /// of another `gathered`.
+    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error if it is
+    /// called inside of another `gathered`.
     pub fn gathered<T>(&self, read: impl FnOnce(&Model<M>) -> Result<T>) -> Result<T> {
         match &self.sharded {
             Some(sharded) => sharded.sharder().gathered(|| read(&self.model)),

@@ -5,9 +5,9 @@ use tch::{Device, Kind, Tensor};
 
 use crate::loss_weight::LossWeight;
 
-/// The result of a loss closure of [`crate::Pipeline::forward_backward`] for a micro-batch: a tensor, the mean over the
-/// micro-batch's rows; or a sum and its weight, such as the number of tokens, where the loss of the batch is the sum of
-/// all micro-batches over the total weight.
+/// The result of a loss closure of [`crate::Pipeline::forward_backward`] for a micro-batch: either a tensor, the mean
+/// over the micro-batch's rows; or a sum and its weight, such as the number of tokens. The loss of the batch is then
+/// the sum over all micro-batches, divided by the total weight.
 pub trait PipelineLoss {
     /// `true` if the loss is a sum with a weight.
     const IS_SUM: bool;

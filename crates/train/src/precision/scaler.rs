@@ -50,10 +50,10 @@ pub struct GradScalerState {
 /// Dynamic loss scaling: multiplies the loss before the backward pass and divides the gradients after it, skips steps
 /// whose gradients overflowed, and adapts the scale (Micikevicius et al., 2018; the rules of `torch.amp.GradScaler`).
 ///
-/// The Accelerator owns one with fp16, and uses it in `backward`, in clipping and in a prepared optimizer's
-/// `step`; nothing is to be called. All ranks agree on whether a step is left out. Gradients are divided
-/// once, at their first use. The scale moves at the next backward pass, so several optimizers that
-/// step between two backward passes see one scale.
+/// With fp16 the Accelerator has a scaler, and calls it in `backward`, in clipping and in a prepared optimizer's
+/// `step`. All ranks agree on whether a step is skipped. Gradients are divided once, at their first use. The scale is
+/// updated at the next backward pass, so that several optimizers that step between two backward passes use the same
+/// scale.
 ///
 /// Clones are handles of the same scaler.
 ///
@@ -164,8 +164,8 @@ impl GradScaler {
         }
     }
 
-    /// Loads the state of a checkpoint. Call it outside of a backward pass and its step, whose loss was multiplied by
-    /// the former scale.
+    /// Loads the state of a checkpoint. Must not be called between a backward pass and its step, because that loss was
+    /// multiplied by the former scale.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when the scale is not a number above 0.
@@ -199,8 +199,8 @@ impl GradScaler {
         self.state().scale
     }
 
-    /// Multiplies the loss by the scale, in 32 bits; its backward pass follows. Moves the scale first, when an
-    /// optimizer has stepped since the last call.
+    /// Multiplies the loss by the scale, in 32 bits. Call it before the backward pass. If an optimizer has stepped
+    /// since the last call, the scale is updated first.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] after gradients were unscaled and before the optimizer's step;

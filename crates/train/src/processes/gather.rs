@@ -63,8 +63,8 @@ impl Processes {
     /// Gathers objects computed from a batch, one per sample, from all ranks, without those of duplicates.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is not one object per sample; otherwise as
-    /// [`Processes::gather_for_metrics`].
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is not one object per sample. Also returns the errors
+    /// of [`Processes::gather_for_metrics`].
     #[track_caller]
     pub fn gather_objects_for_metrics<B, T>(
         &self,

@@ -30,7 +30,7 @@ impl Augment {
     /// depends on its sample's seed alone, except the numbers of a mixture, which depend on all seeds.
     ///
     /// # Errors
-    /// Fails if the numbers of seeds and images differ, or the batch has another shape.
+    /// Fails if the numbers of seeds and images differ, or if the batch does not have this shape.
     pub fn draw(&self, seeds: &[u64], images: &Tensor) -> Result<Tensor> {
         let (height, width) = match images.size().as_slice() {
             &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),

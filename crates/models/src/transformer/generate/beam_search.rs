@@ -25,7 +25,7 @@ pub enum EarlyStopping {
 /// Result of a beam search.
 #[derive(Debug)]
 pub struct Beams {
-    /// Token ids `[batch · num_return_sequences, tokens]`: for each text its continuations from the best on, padded at
+    /// Token ids `[batch · num_return_sequences, tokens]`: for each text its continuations, the best first, padded at
     /// the end.
     pub ids: Tensor,
     /// Scores `[batch · num_return_sequences]`, float: sums of log probabilities, divided by the length to the power of

@@ -23,7 +23,7 @@ pub struct LlamaOptions {
     pub num_hidden_layers: usize,
     /// Number of attention heads: heads of the queries. Defaults to 32.
     pub num_attention_heads: i64,
-    /// Number of key-value heads, a divisor of `num_attention_heads`. Defaults to as many as those.
+    /// Number of key-value heads, a divisor of `num_attention_heads`. Defaults to `None`: `num_attention_heads`.
     pub num_key_value_heads: Option<i64>,
     /// Width of an attention head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,

@@ -25,8 +25,8 @@ pub struct MixtralOptions {
     pub num_hidden_layers: usize,
     /// Number of attention heads: heads of the queries. Defaults to 32.
     pub num_attention_heads: i64,
-    /// Number of key-value heads, a divisor of `num_attention_heads`; `None` stands for as many as those. Defaults to
-    /// 8.
+    /// Number of key-value heads, a divisor of `num_attention_heads`; `None` stands for `num_attention_heads`. Defaults
+    /// to 8.
     pub num_key_value_heads: Option<i64>,
     /// Width of an attention head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,
