@@ -11,7 +11,7 @@ use object_cache::{Inputs, ObjectCache};
 
 /// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
 /// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
-/// torch-sys is one unit, too, and takes longer, so that more units would not end sooner on more processors.
+/// The bindings of torch-sys are one large unit, too, so that more units would hardly end a build sooner.
 const FILES: [&str; 38] = [
     "norm.cpp",
     "norm_relu.cpp",
