@@ -40,7 +40,7 @@ pub struct Code {
 pub enum Origin {
     /// Read from the cache.
     Cached,
-    /// Compiled now.
+    /// Compiled by this call.
     Compiled,
 }
 
