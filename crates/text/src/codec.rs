@@ -110,7 +110,8 @@ impl TextCodec {
         self.pad_id
     }
 
-    /// Returns the codec of loaders that [`TextLoaders`](crate::TextLoaders) has made.
+    /// Returns the codec of loaders that [`TextLoaders`](crate::TextLoaders) has made. `None` if the loaders have no
+    /// such codec.
     #[must_use]
     pub fn of<X>(loaders: &Loaders<X>) -> Option<&Self> {
         let codec: &dyn Any = &**loaders.item_codec()?;
