@@ -258,7 +258,7 @@ impl LearnerState {
         self.batch.loss.as_ref()
     }
 
-    /// Returns the loss from which backward computes gradients.
+    /// Returns the loss from which backward computes gradients. `None` until it has been computed.
     #[must_use]
     pub fn loss_for_backward(&self) -> Option<&Tensor> {
         self.batch.loss_grad.as_ref()
