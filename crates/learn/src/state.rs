@@ -427,8 +427,8 @@ impl LearnerState {
     /// If ranks have parts of the model, the tensors are copies in the host's memory.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
-    /// runs out.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when
+    /// memory runs out.
     pub fn full_state_dict(&self) -> Result<Option<StateDict>> {
         self.model.full_state_dict(self.accelerator.is_main_process())
     }

@@ -513,8 +513,8 @@ impl Loop<'_> {
     }
 }
 
-/// Ends the fit if the error is a loss that is not finite. The error is the same on every rank, so all end the fit at the
-/// same place.
+/// Ends the fit if the error is a loss that is not finite. The error is the same on every rank, so all end the fit at
+/// the same place.
 fn ends_on_nan(state: &mut LearnerState, outcome: Result<()>) -> Step {
     match outcome {
         Err(error)
