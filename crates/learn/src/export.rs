@@ -193,7 +193,7 @@ impl Predictor {
         Ok(Self { model, loss, classes, codec, device: accelerator.device() })
     }
 
-    /// Returns the names of the classes.
+    /// Returns the names of the classes. `None` if targets are not classes.
     #[must_use]
     pub fn class_names(&self) -> Option<&[String]> {
         self.classes.as_deref()

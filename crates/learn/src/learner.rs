@@ -172,7 +172,7 @@ impl Learner {
         before - self.callbacks.len()
     }
 
-    /// Returns the first callback of this type, to read its results.
+    /// Returns the first callback of this type, to read its results. `None` if there is none.
     #[must_use]
     pub fn callback<C: Callback>(&self) -> Option<&C> {
         self.callbacks.iter().find_map(|it| (&**it as &dyn std::any::Any).downcast_ref())

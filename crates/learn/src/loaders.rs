@@ -240,7 +240,7 @@ impl<X> Loaders<X> {
         Ok(shown)
     }
 
-    /// Returns the names of the classes.
+    /// Returns the names of the classes. `None` if targets are not classes.
     #[must_use]
     pub fn class_names(&self) -> Option<&[String]> {
         self.classes.as_deref()

@@ -94,7 +94,8 @@ impl Recorder {
         &self.rows
     }
 
-    /// Returns a column's value in the last epoch.
+    /// Returns a column's value in the last epoch. `None` if there is no such column, or if it has no value in that
+    /// epoch.
     #[must_use]
     pub fn last(&self, name: &str) -> Option<f64> {
         self.value(self.rows.last()?, name)

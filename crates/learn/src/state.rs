@@ -258,7 +258,7 @@ impl LearnerState {
         self.batch.loss.as_ref()
     }
 
-    /// Returns the loss from which backward computes gradients.
+    /// Returns the loss from which backward computes gradients. `None` until it has been computed.
     #[must_use]
     pub fn loss_for_backward(&self) -> Option<&Tensor> {
         self.batch.loss_grad.as_ref()
@@ -427,8 +427,8 @@ impl LearnerState {
     /// If ranks have parts of the model, the tensors are copies in the host's memory.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
-    /// runs out.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when
+    /// memory runs out.
     pub fn full_state_dict(&self) -> Result<Option<StateDict>> {
         self.model.full_state_dict(self.accelerator.is_main_process())
     }

@@ -564,7 +564,7 @@ impl<M> Model<M> {
     }
 
     /// Returns the parameter or buffer of this name, as a handle of the model's own tensor. A tied parameter is found
-    /// under each of its names.
+    /// under each of its names. `None` for an unknown name.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};

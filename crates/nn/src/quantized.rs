@@ -87,7 +87,7 @@ impl Weights {
         self.format
     }
 
-    /// Returns the kind that was passed to [`Weights::float`].
+    /// Returns the kind that was passed to [`Weights::float`]. `None` if none was set.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         self.kind

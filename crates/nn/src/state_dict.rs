@@ -60,7 +60,7 @@ impl StateDict {
         Ok(())
     }
 
-    /// Returns the tensor of this name.
+    /// Returns the tensor of this name. `None` if there is no such name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.entries.get(name)

@@ -128,8 +128,8 @@ pub trait Rule: fmt::Debug + Send {
     /// Updates the sharded parameters of all groups, if the rule is not elementwise. All ranks have gradients of the
     /// same parameters, and call it together. It is called without autograd, and without [scalars on a
     /// device](Rule::takes_device_scalars). The shapes of this rank's slots are those that [`Rule::slot_shape`] returns
-    /// for this rank's rows of the parameter. A slot that has no rows if the parameter has none is sharded as the
-    /// parameter is; any other slot is the same on all ranks.
+    /// for this rank's rows of the parameter. A slot is sharded like its parameter if [`Rule::slot_shape`] returns a
+    /// shape without rows for a parameter without rows; any other slot is the same on all ranks.
     ///
     /// # Errors
     /// Returns errors of libtorch and of collectives.

@@ -1,7 +1,7 @@
 //! Device maps: which weights of a model are on which GPU, in the host's memory, or on disk.
 //!
-//! A [`DeviceMap`] is what a user writes: a rule and limits. [`DeviceMap::resolve`] applies it to the modules of a model
-//! ([`ModuleTree`]) and gives a [`Placement`]. The rules are those of Accelerate 1.15 (`infer_auto_device_map`,
+//! A [`DeviceMap`] is what a user writes: a rule and limits. [`DeviceMap::resolve`] applies it to the modules of a
+//! model ([`ModuleTree`]) and gives a [`Placement`]. The rules are those of Accelerate 1.15 (`infer_auto_device_map`,
 //! `get_balanced_memory`), as functions of names and sizes.
 
 mod balance;

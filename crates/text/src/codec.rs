@@ -67,8 +67,8 @@ impl TextCodec {
     /// codec. For tokenizers that are stored in files of their own, such as Hugging Face's.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of another kind or of a later version, and for
-    /// another tokenizer.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of another kind or of a later version, and if the
+    /// tokenizer differs from the original one.
     pub fn from_settings(
         settings: &serde_json::Value,
         tokenizer: Arc<dyn Tokenizer>,
@@ -110,7 +110,8 @@ impl TextCodec {
         self.pad_id
     }
 
-    /// Returns the codec of loaders that [`TextLoaders`](crate::TextLoaders) has made.
+    /// Returns the codec of loaders that [`TextLoaders`](crate::TextLoaders) has made. `None` if the loaders have no
+    /// such codec.
     #[must_use]
     pub fn of<X>(loaders: &Loaders<X>) -> Option<&Self> {
         let codec: &dyn Any = &**loaders.item_codec()?;

@@ -139,7 +139,8 @@ pub struct SequenceBatch {
     pub input_ids: Tensor,
     /// Attention mask `i64 [rows, tokens]`: 1 for a token and 0 for padding.
     pub attention_mask: Tensor,
-    /// Token type ids, `i64 [rows, tokens]`: the index of each token's text in a pair.
+    /// Token type ids, `i64 [rows, tokens]`: for a pair of texts, 0 for each token of the first text and 1 for each
+    /// token of the second. `None` if the sequences have none.
     pub token_type_ids: Option<Tensor>,
     /// Labels of the sequences, see [`SequenceLabel`].
     pub labels: Option<Tensor>,

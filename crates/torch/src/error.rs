@@ -144,7 +144,8 @@ impl Error {
         self.kind() == ErrorKind::OutOfMemory
     }
 
-    /// Returns the detail of the error, or the first of its causes, that has this type.
+    /// Returns the detail of the error if it has this type, else the first of its causes that has it. `None` if there
+    /// is none.
     ///
     /// ```
     /// use brigade_torch::{Error, Fault, Store, TorchError};

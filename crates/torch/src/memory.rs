@@ -149,10 +149,10 @@ impl<T: Element> Elements<'_, T> {
         let from = self.checked(&range);
         let count = range.len();
         out.reserve(count);
-        // SAFETY: `reserve` made room for `count` elements behind the vector's last; the source holds
-        // them now (`checked`), and nothing here changes the tensor. A new allocation cannot overlap a tensor that lives. Copied as bytes, since a
-        // tensor over foreign memory may lie at any address; any bytes that libtorch has written are a
-        // valid T, which is a plain number.
+        // SAFETY: `reserve` made room for `count` elements behind the vector's last; the source holds them now
+        // (`checked`), and nothing here changes the tensor. A new allocation cannot overlap a tensor that lives. Copied
+        // as bytes, since a tensor over foreign memory may lie at any address; any bytes that libtorch has written are
+        // a valid T, which is a plain number.
         unsafe {
             let to = out.as_mut_ptr().add(out.len()).cast::<u8>();
             ptr::copy_nonoverlapping(from, to, count * size_of::<T>());

@@ -304,7 +304,7 @@ impl Store {
         Ok(Self::new(handle, format!("{}/{prefix}", self.description)))
     }
 
-    /// Returns the port of a TCP store.
+    /// Returns the port of a TCP store. `None` for other stores.
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         ffi::tcp_store_port(&self.handle.0).ok().filter(|&port| port != 0)

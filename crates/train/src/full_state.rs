@@ -94,8 +94,9 @@ impl<M> PreparedModel<M> {
 }
 
 impl PreparedOptimizer {
-    /// Returns the optimizer's state on rank 0, its tensors whole and copied to the host's memory, and `None` on the other
-    /// ranks (PyTorch's `get_optimizer_state_dict` with `full_state_dict` and `cpu_offload`). Every rank calls it.
+    /// Returns the optimizer's state on rank 0, its tensors whole and copied to the host's memory, and `None` on the
+    /// other ranks (PyTorch's `get_optimizer_state_dict` with `full_state_dict` and `cpu_offload`). Every rank calls
+    /// it.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -185,8 +186,8 @@ impl PreparedOptimizer {
     }
 }
 
-/// Joins the optimizer states of all stages, whose tensors are whole, on the first rank of the pipeline. All of its ranks take
-/// part.
+/// Joins the optimizer states of all stages, whose tensors are whole, on the first rank of the pipeline. All of its
+/// ranks take part.
 fn joined(pipeline: &PipelineRanks, own: Value<Tensor>) -> Result<Value<Tensor>> {
     let mut tensors: HashMap<String, Tensor> = HashMap::new();
     let infos = infos(&own)?;

@@ -401,7 +401,7 @@ impl<M> PreparedModel<M> {
     }
 
     /// Returns the sharder of a model whose parameters are sharded over ranks, which has the plan, the process groups
-    /// and the gathered parameters.
+    /// and the gathered parameters. `None` for a model that is not sharded.
     #[must_use]
     pub fn sharder(&self) -> Option<&Arc<Sharder>> {
         self.sharded.as_ref().map(|sharded| sharded.sharder())

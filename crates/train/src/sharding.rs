@@ -208,7 +208,8 @@ impl ShardedModels {
         models.try_for_each(|model| act(&model.sharder))
     }
 
-    /// Returns the parts that this rank has of an optimizer's states, by their places in its state: `state.PARAMETER.SLOT`.
+    /// Returns the parts that this rank has of an optimizer's states, by their places in its state:
+    /// `state.PARAMETER.SLOT`.
     pub(crate) fn parts_of(&self, optimizer: &Optimizer) -> HashMap<String, Part> {
         let models = self.models();
         let concerned = models.iter().filter(|model| model.is_stepped_by(optimizer));

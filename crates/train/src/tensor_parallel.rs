@@ -282,7 +282,8 @@ impl TensorModels {
         )))
     }
 
-    /// Compares the gradients of parameters that every rank of the group has whole, in debug mode. All of them take part.
+    /// Compares the gradients of parameters that every rank of the group has whole, in debug mode. All of them take
+    /// part.
     pub(crate) fn compare_gradients(&self, optimizer: &Optimizer) -> Result<()> {
         let sums = optimizer.with_parameters(|stepped| {
             let sum = |parameter: &Tensor| -> Result<Option<u64>> {

@@ -180,8 +180,8 @@ impl<S> ImageDataset<S> {
     ///
     /// Only JPEG can be scaled while it is decoded, to 1/2, 1/4 or 1/8, which saves a part of the work after entropy
     /// decoding: useful for photographs of many times the size of the batch's images, and useless for those of 500 x
-    /// 375 and crops of 160. The result is a little smoother or sharper than without; Pillow calls a gap of 2
-    /// indistinguishable in most cases and 3 in all.
+    /// 375 and crops of 160. The result is a little smoother or sharper than without; by Pillow's documentation, the
+    /// difference cannot be seen with a gap of 3, and in most cases not with a gap of 2.
     #[must_use]
     pub fn reducing_gap(mut self, gap: Option<f64>) -> Self {
         self.samples = self.samples.reducing_gap(gap);

@@ -130,7 +130,7 @@ macro_rules! monitored {
                 self
             }
 
-            /// Returns the best value so far.
+            /// Returns the best value so far. `None` before the first epoch with a value.
             #[must_use]
             pub fn best(&self) -> Option<f64> {
                 self.best.best

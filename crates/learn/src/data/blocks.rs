@@ -73,7 +73,7 @@ pub struct CategoryBlock {
 }
 
 impl CategoryBlock {
-    /// Sets the classes and their order.
+    /// Sets the classes and their order. Defaults to the labels of the training items.
     #[must_use]
     pub fn vocabulary<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.vocabulary = Some(names.into_iter().map(Into::into).collect());
@@ -121,7 +121,7 @@ const UNKNOWN: &str = "#na#";
 pub struct MultiCategoryBlock(CategoryBlock);
 
 impl MultiCategoryBlock {
-    /// Sets the classes and their order.
+    /// Sets the classes and their order. Defaults to the labels of the training items.
     #[must_use]
     pub fn vocabulary<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         Self(self.0.vocabulary(names))

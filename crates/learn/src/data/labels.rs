@@ -118,7 +118,7 @@ fn each(items: &Items, label: impl Fn(&Path) -> Result<Label, String>) -> Result
     (0..items.len()).map(of).collect()
 }
 
-/// Returns the name of the folder that contains a file: fastai's `parent_label`.
+/// Returns the name of the folder that contains a file: fastai's `parent_label`. `None` for a path without a folder.
 #[must_use]
 pub fn parent_name(path: &Path) -> Option<String> {
     Some(path.parent()?.file_name()?.to_string_lossy().into_owned())

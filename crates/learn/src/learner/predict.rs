@@ -35,7 +35,7 @@ pub struct Validation {
 }
 
 impl Validation {
-    /// Returns a metric's value.
+    /// Returns the value of the metric with this name. `None` if there is no such metric.
     #[must_use]
     pub fn metric(&self, name: &str) -> Option<f64> {
         self.metrics.iter().find(|(known, _)| known == name).map(|(_, value)| *value)

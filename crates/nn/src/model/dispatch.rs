@@ -148,7 +148,7 @@ impl<M> Model<M> {
         self.place_by(placement.map_err(Error::custom)?, weights)
     }
 
-    /// Returns the device map of a model that was [dispatched](Model::dispatch).
+    /// Returns the device map of a model that was [dispatched](Model::dispatch). `None` for other models.
     #[must_use]
     pub fn device_map(&self) -> Option<&Placement> {
         Some(&self.dispatched.as_ref()?.placement)

@@ -105,7 +105,7 @@ impl AcceleratorBuilder {
     }
 
     /// Sets the network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on
-    /// one host, else to [`GlooDevice::Default`].
+    /// one host and `GLOO_SOCKET_IFNAME` is not set, else to [`GlooDevice::Default`].
     pub fn gloo_device(mut self, device: GlooDevice) -> Self {
         self.connection.gloo = Some(device);
         self

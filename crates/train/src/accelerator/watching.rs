@@ -27,8 +27,8 @@ impl Accelerator {
     }
 
     /// Shows the progress of the iterations over `items`, on rank 0 only and on standard error: a bar on a terminal,
-    /// below those of the enclosing loops; elsewhere a plain line at intervals (10 s after the one before, later a
-    /// tenth of the run so far, at most 5 minutes), and none for a short loop.
+    /// below those of the enclosing loops; elsewhere a plain line at intervals of 10 s, which grow to a tenth of the
+    /// elapsed time and at most 5 minutes. A loop that is shorter than an interval prints no line.
     ///
     /// Under `brigade launch` all ranks report to the launcher instead, at most five times a second and without waiting
     /// for it. The launcher shows one line for all of them, for the innermost loop, with the slowest rank and the total

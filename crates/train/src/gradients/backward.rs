@@ -165,7 +165,8 @@ impl Gradients {
     }
 }
 
-/// Compares a loss with those of the ranks of a group, which read the same samples, in debug mode. All of them take part.
+/// Compares a loss with those of the ranks of a group, which read the same samples, in debug mode. All of them take
+/// part.
 fn compare_losses(loss: &Tensor, group: &ProcessGroup, axis: &str) -> Result<()> {
     let own = loss.f_sum(Kind::Double)?.f_double_value(&[])?;
     let all: Vec<f64> = group.all_gather_object(&own)?;

@@ -38,8 +38,8 @@ pub struct ConnectOptions {
     pub backend: Option<Backend>,
     /// Time limit of joining and of every collective. Defaults to 30 minutes.
     pub timeout: Option<Duration>,
-    /// Network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on one
-    /// host, else to [`GlooDevice::Default`].
+    /// Network interface or address that Gloo listens on. Defaults to the loopback address if all ranks are on one host
+    /// and `GLOO_SOCKET_IFNAME` is not set, else to [`GlooDevice::Default`].
     pub gloo: Option<GlooDevice>,
 }
 

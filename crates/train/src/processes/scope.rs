@@ -70,7 +70,8 @@ impl Processes {
         first("local_main_process_first", group.as_ref(), 0, leader, body)
     }
 
-    /// Runs the body only on rank 0; the others wait until it has ended.
+    /// Runs the body only on rank 0; the others wait until it has ended. Returns the body's result on rank 0, and
+    /// `None` on the others.
     ///
     /// # Errors
     /// Returns the body's own error; [`crate::TrainError::Leader`] on the others when rank 0 failed;
@@ -83,7 +84,7 @@ impl Processes {
         lead("on_main_process", self.traced().as_ref(), 0, 0, body)
     }
 
-    /// Runs the body on the first rank of each host; the host's other ranks wait until it has ended.
+    /// Runs the body on the first rank of each host; the host's other ranks wait until it has ended, and return `None`.
     ///
     /// # Errors
     /// Returns the same errors as [`Processes::on_main_process`].
@@ -101,7 +102,7 @@ impl Processes {
         lead("on_local_main_process", group.as_ref(), 0, leader, body)
     }
 
-    /// Runs the body only on the last rank; the others wait until it has ended.
+    /// Runs the body only on the last rank; the others wait until it has ended, and return `None`.
     ///
     /// # Errors
     /// Returns the same errors as [`Processes::on_main_process`].
@@ -113,7 +114,7 @@ impl Processes {
         self.on_process(self.num_processes() - 1, body)
     }
 
-    /// Runs the body only on rank `rank`; the others wait until it has ended.
+    /// Runs the body only on rank `rank`; the others wait until it has ended, and return `None`.
     ///
     /// # Errors
     /// Returns the same errors as [`Processes::on_main_process`], and [`brigade_torch::ErrorKind::InvalidArgument`]

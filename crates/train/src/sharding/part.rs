@@ -115,8 +115,8 @@ impl Part {
         self.writers.ranks.len()
     }
 
-    /// Returns the boxes of the whole tensor in a part, each with its place in that part. A tensor without elements has one
-    /// box, without elements as well, in the first part.
+    /// Returns the boxes of the whole tensor in a part, each with its place in that part. A tensor without elements has
+    /// one box, without elements as well, in the first part.
     pub(crate) fn pieces_of(&self, slot: usize) -> Vec<(Region, Region)> {
         let (place, rank) = (slot / self.writers.tensor_ranks, slot % self.writers.tensor_ranks);
         let tensor = match &self.tensor {

@@ -129,8 +129,8 @@ impl MixedLabels {
 
 /// Draws a number from Beta(α, α), or returns 1 if α is not positive.
 ///
-/// For an α up to 1 by Jöhnk's method, in logarithms, because powers of 1/α underflow for a small α. The larger α is,
-/// the fewer draws it accepts: one of 10^11 for an α of 20.
+/// For an α up to 1 it uses Jöhnk's method, in logarithms, because powers of 1/α underflow for a small α. For a larger
+/// α it divides draws from two gamma distributions, because Jöhnk's method would reject nearly all draws.
 pub fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
     if alpha.is_nan() || alpha <= 0.0 {
         return 1.0;
