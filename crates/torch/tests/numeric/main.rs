@@ -9,6 +9,7 @@ mod cross_entropy;
 mod distance;
 mod dropped;
 mod fused;
+mod head_on_gpu;
 mod linear;
 mod lists;
 mod max_pool;
