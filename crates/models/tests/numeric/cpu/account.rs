@@ -101,9 +101,8 @@ fn a_step_of_gpt2_stays_below_its_ceilings() {
     }
     let (of_layer, rest) = (calls[1] - calls[0], 2 * calls[0] - calls[1]);
     let gigabytes = at(&factors, FULL) / 1e9;
-    println!("{of_layer} calls of a layer, {rest} beside them, {gigabytes:.2} GB at full size");
     assert!(
-        of_layer <= 0 && rest <= 0 && gigabytes <= 0.0,
+        of_layer <= 58 && rest <= 55 && gigabytes <= 42.2,
         "{of_layer} calls of a layer, {rest} beside them; {gigabytes:.2} GB at full size. Two layers:\n{last}"
     );
 }
@@ -136,6 +135,5 @@ fn a_step_of_resnet50_stays_below_its_ceilings() {
     let of_image = (two.bytes() - one.bytes()) as f64 * (224.0 / SIDE as f64).powi(2);
     let gigabytes = (one.bytes() as f64 + 256.0 * of_image) / 1e9;
     let calls = two.calls();
-    println!("{calls} calls, {gigabytes:.2} GB at full size");
-    assert!(calls <= 0 && gigabytes <= 0.0, "{calls} calls; {gigabytes:.2} GB at full size. Two images:\n{two}");
+    assert!(calls <= 525 && gigabytes <= 74.3, "{calls} calls; {gigabytes:.2} GB at full size. Two images:\n{two}");
 }
