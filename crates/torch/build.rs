@@ -13,7 +13,9 @@ const UNITS: [(&str, &[&str]); 3] = [
         &[
             "norm.cpp",
             "norm_relu.cpp",
-            "norm_relu_gpu.cpp",
+            "kernels/program.cpp",
+            "kernels/norm_relu.cpp",
+            "kernels/cross_entropy.cpp",
             "max_pool.cpp",
             "cross_entropy.cpp",
             "dropout.cpp",
@@ -63,7 +65,7 @@ const UNITS: [(&str, &[&str]); 3] = [
 const LOOPS: &str = "cpp/step_kernels.cpp";
 /// Needs CUDA's headers.
 const CUDA_UNIT: (&str, &[&str]) =
-    ("cuda", &["cuda.cpp", "graph.cpp", "gpu_program.cpp", "nccl.cpp"]);
+    ("cuda", &["cuda.cpp", "graph.cpp", "kernels/load.cpp", "nccl.cpp"]);
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(parallel_loops)");
@@ -76,6 +78,8 @@ fn main() {
     let (lib, include) = libtorch();
     let torch = lib.parent().expect("libtorch's lib folder has a parent");
     let cuda = env::var("CARGO_FEATURE_CUDA").is_ok();
+    let kernels = env::var_os("DEP_BRIGADE_KERNELS_FOLDER").map(PathBuf::from);
+    let kernels = kernels.expect("brigade-kernels exports its folder");
 
     let mut build = cxx_build::bridge("src/bridge.rs");
     build
@@ -91,6 +95,8 @@ fn main() {
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include").to_str().expect("checked above"))
         .include("cpp/gloo_declarations")
+        // The structs that the kernels take.
+        .include(&kernels)
         .flag_if_supported("-fvisibility=hidden")
         // So that loops with square roots become vector instructions.
         .flag_if_supported("-fno-math-errno");
@@ -105,7 +111,7 @@ fn main() {
             torch.display()
         );
         build.define("BRIGADE_CUDA", None);
-        build.file(unit(CUDA_UNIT.0, CUDA_UNIT.1)).file(kernels());
+        build.file(unit(CUDA_UNIT.0, CUDA_UNIT.1));
         for folder in cuda_headers(torch) {
             build.flag("-isystem").flag(folder.to_str().expect("path is UTF-8"));
         }
@@ -139,6 +145,12 @@ fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     watch(Path::new("cpp"));
+    for entry in fs::read_dir(&kernels).expect("brigade-kernels' own folder can be read") {
+        let path = entry.expect("brigade-kernels' own folder can be read").path();
+        if path.extension().is_some_and(|it| it == "cu") {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+    }
 }
 
 /// Finds the folders of libtorch's libraries and headers, by the rules of torch-sys, so that both are built with
@@ -206,18 +218,6 @@ fn unit(name: &str, files: &[&str]) -> PathBuf {
     let include = |file: &&str| format!("#include {:?}\n", folder.join(file));
     let path = variable("OUT_DIR").join(name).with_extension("cpp");
     let text: String = files.iter().map(include).collect();
-    fs::write(&path, text).expect("cargo's OUT_DIR can be written");
-    path
-}
-
-/// Writes a file with the text of the kernels, which NVRTC compiles on the machine with the GPU; its path.
-fn kernels() -> PathBuf {
-    let text = fs::read_to_string("cpp/norm_relu.cu").expect("the crate's own file can be read");
-    let path = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.cpp");
-    let text = format!(
-        "namespace brigade {{\nextern const char* const kNormReluSource;\n\
-         const char* const kNormReluSource = R\"cuda({text})cuda\";\n}}\n"
-    );
     fs::write(&path, text).expect("cargo's OUT_DIR can be written");
     path
 }

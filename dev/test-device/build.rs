@@ -16,6 +16,7 @@ fn main() {
         .cpp(true)
         .files(["cpp/device.cpp", "cpp/operators.cpp", "cpp/attention.cpp", "cpp/account.cpp", "cpp/kernels.cpp"])
         .include("../../crates/torch/cpp")
+        .include("../../crates/torch/kernels")
         // libtorch's own headers need it from 2.11 on.
         .std("c++20")
         // libtorch's headers cause warnings, which `isystem` alone would not suppress.
@@ -39,8 +40,8 @@ fn main() {
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cpp");
-    println!("cargo::rerun-if-changed=../../crates/torch/cpp/norm_relu.cu");
-    println!("cargo::rerun-if-changed=../../crates/torch/cpp/norm_relu_gpu.h");
+    println!("cargo::rerun-if-changed=../../crates/torch/kernels");
+    println!("cargo::rerun-if-changed=../../crates/torch/cpp/kernels");
     println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
 }

@@ -11,7 +11,7 @@ use brigade_libtorch_setup::Libtorch;
 use crate::cargo::{self, plain_cargo};
 use crate::checkout::Checkout;
 use crate::nextest::Nextest;
-use crate::setup;
+use crate::{kernels, setup};
 
 /// Runs every step, also after a failure, and lists those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
@@ -20,7 +20,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     eprintln!("{}", libtorch.description());
     let begun = Instant::now();
     let mut failed = Vec::new();
-    if !kernels(checkout, &libtorch)? {
+    if !kernels::check(&libtorch.nvrtc()?)? {
         failed.push("kernels");
     }
     for (name, arguments) in STEPS {
@@ -46,19 +46,6 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     }
     eprintln!("check --cuda: failed, in {seconds} s: {}", failed.join(", "));
     Ok(ExitCode::FAILURE)
-}
-
-/// Compiles the kernels that programs compile on a GPU: a build only contains their source.
-fn kernels(checkout: &Checkout, libtorch: &Libtorch) -> Result<bool> {
-    let mut python = Command::new("python3");
-    python
-        .args(["-c", include_str!("kernels.py")])
-        .arg(libtorch.folder())
-        .arg(checkout.root().join("crates/torch/cpp/norm_relu.cu"));
-    let started = Instant::now();
-    let status = python.status().context("cannot start python3, which calls NVRTC")?;
-    eprintln!("kernels: {} s", started.elapsed().as_secs());
-    Ok(status.success())
 }
 
 /// Returns cargo with that libtorch, in a target folder of its own, so that builds with the other one are kept.

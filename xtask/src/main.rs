@@ -11,6 +11,7 @@ mod docs;
 mod fuzz;
 mod gpu;
 mod install;
+mod kernels;
 mod metadata;
 mod nextest;
 mod notebook;
@@ -143,6 +144,9 @@ enum Command {
         /// one that LIBTORCH or LIBTORCH_USE_PYTORCH=1 names.
         #[arg(long, conflicts_with = "packages")]
         cuda: bool,
+        /// Instead, compile the GPU kernels with this NVRTC (libnvrtc.so), as --cuda does first
+        #[arg(long, value_name = "NVRTC", conflicts_with_all = ["packages", "cuda"])]
+        kernels: Option<PathBuf>,
     },
     /// Cross-compile the launcher for aarch64, and run it in an emulator
     ///
@@ -244,6 +248,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Measure { command } => suite::timings::measure(&command),
         Command::Install { needs } => install::run(&checkout, &needs),
         Command::Check { cuda: true, .. } => cuda::run(&checkout),
+        Command::Check { kernels: Some(nvrtc), .. } => kernels::run(&nvrtc),
         Command::Check { packages, .. } if packages.is_empty() => check::run(&checkout),
         Command::Check { packages, .. } => check::run_on(&checkout, &packages),
         Command::Cross { library } => cross::run(&checkout, library),

@@ -26,6 +26,7 @@ mod estimate;
 mod explain;
 mod job_file;
 mod kernel;
+mod kernels;
 mod launch;
 mod new;
 mod notebook;
@@ -80,6 +81,7 @@ enum Command {
     Data(data::Data),
     #[command(subcommand)]
     Kernel(kernel::Kernel),
+    Kernels(kernels::KernelsArgs),
     Watch(watch::WatchArgs),
     Report(report::ReportArgs),
     Completions(pages::CompletionsArgs),
@@ -120,6 +122,7 @@ fn main() -> ExitCode {
         Command::Data(question) => data::run(question, out()).map(|()| 0),
         Command::Report(args) => report::run(args, out()).map(|()| 0),
         Command::Kernel(kernel) => kernel::run(kernel, out()).map(|()| 0),
+        Command::Kernels(args) => kernels::run(args, out()).map(|()| 0),
         Command::Watch(args) => watch::run(args, io::stdout()),
         Command::Completions(args) => pages::completions(&Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),

@@ -5,6 +5,8 @@
 //! inherited, as it would be by `fork`. [`Entry`] is a record in the library that says where its function is;
 //! [`Address`] names the record for another process, which checks it before it calls the function.
 //!
+//! [`Nvrtc`] calls NVIDIA's run-time compiler, whose library comes with libtorch for CUDA.
+//!
 //! This is the second crate with unsafe code, beside the border with libtorch, because the program that loads such
 //! a library does not link libtorch itself.
 
@@ -16,8 +18,10 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 mod mapping;
+mod nvrtc;
 
 use mapping::Mapping;
+pub use nvrtc::{Nvrtc, NvrtcError};
 
 /// Record of a function in the program or shared library that it is compiled into.
 ///

@@ -21,6 +21,6 @@ mod project;
 mod python;
 
 pub use cache::Cache;
-pub use libtorch::{Libtorch, Origin, TCH_VERSION, Wanted};
+pub use libtorch::{Libtorch, Origin, TCH_VERSION, Wanted, nvrtc_of};
 pub use pins::{Kind, Pins};
 pub use project::{Change, Project, RunPath, configured};

@@ -125,6 +125,19 @@ impl Libtorch {
         &self.folder
     }
 
+    /// Returns NVRTC, the compiler of GPU kernels that a libtorch for CUDA brings.
+    ///
+    /// # Errors
+    /// Fails if the installation has none, such as one for CPUs.
+    pub fn nvrtc(&self) -> Result<PathBuf> {
+        nvrtc_of(&self.folder).with_context(|| {
+            format!(
+                "there is no libnvrtc.so in or beside {}: it is not for CUDA",
+                self.folder.display()
+            )
+        })
+    }
+
     /// Returns the version, such as `2.13.0`.
     #[must_use]
     pub fn version(&self) -> &str {
@@ -173,6 +186,22 @@ impl Libtorch {
         }
         text
     }
+}
+
+/// Returns the NVRTC of the libtorch in this folder: in its `lib` or, as Python's packages have it, in a folder beside it.
+#[must_use]
+pub fn nvrtc_of(folder: &Path) -> Option<PathBuf> {
+    let packages = folder.parent().map(|site| site.join("nvidia"));
+    let packages = packages.and_then(|packages| fs::read_dir(packages).ok()).into_iter().flatten();
+    let beside = packages.flatten().map(|package| package.path().join("lib"));
+    std::iter::once(folder.join("lib"))
+        .chain(beside)
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .flat_map(|entries| entries.flatten().map(|entry| entry.path()))
+        .find(|path| {
+            let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+            name.starts_with("libnvrtc.so")
+        })
 }
 
 /// Returns the version of the libtorch in this folder, if it is supported.

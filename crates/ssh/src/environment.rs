@@ -180,6 +180,7 @@ fn is_ranks_own(name: &str) -> bool {
 /// read. It begins with DeepSpeed's list. It contains those of Brigade's variables that programs read; the others are
 /// for the launcher on this host.
 pub const FORWARDED: &[&str] = &[
+    "BRIGADE_FUSED",
     "BRIGADE_KEEP_MEMORY",
     "BRIGADE_SHARED_MEMORY",
     "CUDA_*",

@@ -1,6 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
-#include "norm_relu_gpu.h"
+#include "kernels/norm_relu.h"
 #include "rows.h"
 
 #include <ATen/ATen.h>

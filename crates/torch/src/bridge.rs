@@ -15,6 +15,7 @@ use tch::Tensor;
 
 use crate::bucket::Bucket;
 use crate::error::Error;
+use crate::kernels::{kernel_code, kernel_files, kernel_obstacle};
 
 /// Time limit of an operation that uses its group's limit: c10d's `kUnsetTimeout`.
 pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;
@@ -510,6 +511,20 @@ pub(crate) mod ffi {
         most_whole: u64,
     }
 
+    /// Code of a file of GPU kernels.
+    struct KernelCode {
+        code: Vec<u8>,
+        /// Message for the user; empty if there is none.
+        remark: String,
+    }
+
+    /// File of GPU kernels.
+    struct KernelState {
+        file: String,
+        /// Reason why the kernels are not used; empty if they are.
+        reason: String,
+    }
+
     extern "Rust" {
         type Blob;
         fn blob_address(blob: &Blob) -> usize;
@@ -528,6 +543,18 @@ pub(crate) mod ffi {
         type Recompute;
         /// Copies the handles and runs the part.
         fn run_recompute(recompute: &Recompute, inputs: &CxxVector<Tensor>) -> Result<()>;
+
+        /// Returns the names of the files of GPU kernels.
+        fn kernel_files() -> Vec<String>;
+        /// Returns the reason why a file's kernels are not used for a type and a compute capability; empty if they are.
+        fn kernel_obstacle(file: &str, element: i32, capability: i32) -> Result<String>;
+        /// Returns the code of a file's kernels, from the cache or from the compiler in the library.
+        fn kernel_code(
+            file: &str,
+            element: i32,
+            capability: i32,
+            nvrtc: &str,
+        ) -> Result<KernelCode>;
     }
 
     unsafe extern "C++" {
@@ -553,6 +580,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/max_pool.h");
         include!("brigade-torch/cpp/norm.h");
         include!("brigade-torch/cpp/norm_relu.h");
+        include!("brigade-torch/cpp/kernels/prepare.h");
         include!("brigade-torch/cpp/profiler.h");
         include!("brigade-torch/cpp/recompute.h");
         include!("brigade-torch/cpp/context_attention.h");
@@ -942,6 +970,8 @@ pub(crate) mod ffi {
             eps: f64,
             relu: bool,
         ) -> Result<UniquePtr<Tensor>>;
+
+        fn prepare_kernels(gpu: i32, kind: i8) -> Result<Vec<KernelState>>;
 
         fn max_pool2d(
             input: &Tensor,

@@ -4,8 +4,8 @@
 //! The crate also contains stores, loops for optimizer steps, and tensors that share memory with Rust vectors. The
 //! public interface is safe. All C++ and all `unsafe` code of Brigade's libraries is in this crate, and `src/bridge.rs`
 //! lists all functions and types that are shared with C++. (Two crates outside of the libraries have such code, too:
-//! `brigade-dylib-call`, which calls functions of a notebook's library, and `brigade-test-device`, a device for tests
-//! in C++.)
+//! `brigade-dylib-call`, which calls functions of a notebook's library and of NVRTC, and `brigade-test-device`, a device
+//! for tests in C++.)
 //!
 //! ```
 //! use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store};
@@ -76,6 +76,7 @@ pub mod gradients;
 mod graph;
 mod group;
 mod hook;
+mod kernels;
 mod linear;
 mod loss_flag;
 pub mod matrix_step;
@@ -140,6 +141,7 @@ pub use graph::{Graph, GraphRecording, records_graphs};
 pub use graph::{GraphRecorder, RecordedGraph, record_graphs_with};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup, Traffic};
 pub use hook::{Compression, GradientHook};
+pub use kernels::{KernelState, check_fused, prepare_kernels};
 pub use linear::{gelu_linear, linear};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use max_pool::max_pool2d;

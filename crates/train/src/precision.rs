@@ -29,7 +29,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> Kind {
         match self {
             Self::No => Kind::Float,
             Self::Fp16 => Kind::Half,

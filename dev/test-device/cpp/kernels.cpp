@@ -1,18 +1,23 @@
-// The kernels of brigade-torch's norm_relu.cu on the CPU: a thread for each one of a block, and block after block. It
+// Brigade's GPU kernels (crates/torch/kernels) on the CPU: a thread for each one of a block, and block after block. It
 // shows what they compute, and that no thread reads what another has not written yet; not how fast they are.
 #include "fake_gpu.h"
 
-#include "norm_relu.cu"
-#include "norm_relu_gpu.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/norm_relu.h"
+#include "philox.h"
 
 #include <c10/core/GradMode.h>
 
 #include <array>
+#include <atomic>
 #include <barrier>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <thread>
+#include <vector>
 
 namespace brigade::fake_gpu {
 namespace {
@@ -21,15 +26,57 @@ struct Index {
   unsigned x, y;
 };
 
-struct uint4 {
+struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 
+// The block that runs: its barriers, and what the lanes of its warps exchange.
+struct Block {
+  explicit Block(unsigned threads) : barrier(threads), exchanged(threads) {
+    for (unsigned first = 0; first < threads; first += kWarp) {
+      warps.push_back(std::make_unique<std::barrier<>>(std::min(kWarp, threads - first)));
+    }
+  }
+
+  static constexpr unsigned kWarp = 32;
+
+  std::barrier<> barrier;
+  std::vector<std::unique_ptr<std::barrier<>>> warps;
+  std::vector<uint32_t> exchanged;
+  std::atomic<const char*> failure = nullptr;
+};
+
 thread_local Index threadIdx, blockIdx, blockDim, gridDim;
-thread_local std::barrier<>* block_barrier;
+thread_local Block* block;
 
 void __syncthreads() {
-  block_barrier->arrive_and_wait();
+  block->barrier.arrive_and_wait();
+}
+
+unsigned warp_shuffle(unsigned value, int lane) {
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / Block::kWarp;
+  block->exchanged[thread] = value;
+  block->warps[warp]->arrive_and_wait();
+  value = block->exchanged.at(warp * Block::kWarp + lane);
+  block->warps[warp]->arrive_and_wait();
+  return value;
+}
+
+float warp_shuffle(float value, int lane) {
+  return std::bit_cast<float>(warp_shuffle(std::bit_cast<unsigned>(value), lane));
+}
+
+// Unlike on a GPU, the kernel goes on; the launch fails.
+void assert_failed(const char* message) {
+  block->failure = message;
+}
+
+float __uint_as_float(unsigned value) {
+  return std::bit_cast<float>(value);
+}
+
+unsigned __float_as_uint(float value) {
+  return std::bit_cast<unsigned>(value);
 }
 
 // The pair of 16-bit values that lies in a word, and back.
@@ -50,81 +97,157 @@ unsigned narrow_pair(float low, float high) {
 }
 
 #define BRIGADE_EMULATED_GPU
-#define BRIGADE_KERNEL inline void
+#define BRIGADE_KERNEL(threads, blocks) inline void
 #define __device__
-#define __forceinline__
+#define __forceinline__ inline
 // One block runs at a time.
 #define __shared__ static
 
 namespace bfloat16 {
 const auto widen = widen_pair<c10::BFloat16>;
 const auto narrow = narrow_pair<c10::BFloat16>;
+#define BRIGADE_ELEMENT BRIGADE_BFLOAT16
+#include "common.cuh"
+namespace norm_relu {
 #include "norm_relu.cu"
+} // namespace norm_relu
+namespace cross_entropy {
+#include "cross_entropy.cu"
+} // namespace cross_entropy
+#undef BRIGADE_ELEMENT
 } // namespace bfloat16
 
 namespace float16 {
 const auto widen = widen_pair<c10::Half>;
 const auto narrow = narrow_pair<c10::Half>;
+#define BRIGADE_ELEMENT BRIGADE_FLOAT16
+#include "common.cuh"
+namespace norm_relu {
 #include "norm_relu.cu"
+} // namespace norm_relu
+namespace cross_entropy {
+#include "cross_entropy.cu"
+} // namespace cross_entropy
+#undef BRIGADE_ELEMENT
 } // namespace float16
+
+namespace float32 {
+#define BRIGADE_ELEMENT BRIGADE_FLOAT32
+#include "common.cuh"
+namespace cross_entropy {
+#include "cross_entropy.cu"
+} // namespace cross_entropy
+#undef BRIGADE_ELEMENT
+} // namespace float32
 
 #undef __shared__
 #undef __forceinline__
 #undef __device__
+#undef BRIGADE_KERNEL
+#undef BRIGADE_EMULATED_GPU
 
-using Kernel = void (*)(const ::NormArguments&);
+// A kernel for the emulation: it takes the bytes of its struct.
+struct Kernel {
+  void (*run)(const void* args);
+  size_t bytes;
+};
 
-template <typename Arguments, void (*kernel)(Arguments)>
-void run(const ::NormArguments& arguments) {
-  Arguments same;
-  static_assert(sizeof(same) == sizeof(arguments));
-  std::memcpy(&same, &arguments, sizeof(same));
-  kernel(same);
+template <typename Args, void (*kernel)(Args)>
+constexpr Kernel emulated() {
+  return {
+      [](const void* args) {
+        Args same;
+        std::memcpy(&same, args, sizeof(same));
+        kernel(same);
+      },
+      sizeof(Args)};
 }
 
-#define BRIGADE_NAMED(type, name) {#name, run<type::NormArguments, type::name>}
-#define BRIGADE_KERNELS(type)                                                                      \
-  {BRIGADE_NAMED(type, statistics),            BRIGADE_NAMED(type, finish_statistics),             \
-   BRIGADE_NAMED(type, activate_plain),        BRIGADE_NAMED(type, activate_relu),                 \
-   BRIGADE_NAMED(type, activate_shortcut),     BRIGADE_NAMED(type, gradient_sums_plain),           \
-   BRIGADE_NAMED(type, gradient_sums_relu),    BRIGADE_NAMED(type, gradient_sums_shortcut),        \
-   BRIGADE_NAMED(type, finish_gradients),      BRIGADE_NAMED(type, gradient_rows_plain),           \
-   BRIGADE_NAMED(type, gradient_rows_relu),    BRIGADE_NAMED(type, gradient_rows_shortcut)}
+using Kernels = std::map<std::string, Kernel>;
 
-class Emulated : public NormKernels {
+#define BRIGADE_NAMED(file, Args, name) {#name, emulated<file::Args, file::name>()}
+#define BRIGADE_NORM(type, name) BRIGADE_NAMED(type::norm_relu, NormArguments, name)
+#define BRIGADE_NORM_RELU(type)                                                            \
+  {BRIGADE_NORM(type, statistics),            BRIGADE_NORM(type, finish_statistics),       \
+   BRIGADE_NORM(type, activate_plain),        BRIGADE_NORM(type, activate_relu),           \
+   BRIGADE_NORM(type, activate_shortcut),     BRIGADE_NORM(type, gradient_sums_plain),     \
+   BRIGADE_NORM(type, gradient_sums_relu),    BRIGADE_NORM(type, gradient_sums_shortcut),  \
+   BRIGADE_NORM(type, finish_gradients),      BRIGADE_NORM(type, gradient_rows_plain),     \
+   BRIGADE_NORM(type, gradient_rows_relu),    BRIGADE_NORM(type, gradient_rows_shortcut)}
+
+#define BRIGADE_CROSS_ENTROPY(type)                                                        \
+  {BRIGADE_NAMED(type::cross_entropy, CrossEntropyArguments, cross_entropy),               \
+   BRIGADE_NAMED(type::cross_entropy, CrossEntropyArguments, cross_entropy_unaligned)}
+
+// What dropout keeps of a row, by the function that kernels share: one thread for eight values.
+struct DropoutArguments {
+  bool* kept;
+  uint64_t seed;
+  uint64_t row;
+  int64_t tiles;
+  uint32_t below;
+};
+
+void keep_values(const void* args) {
+  const auto& a = *static_cast<const DropoutArguments*>(args);
+  const unsigned bits = bfloat16::dropout_bits(a.seed, a.row, threadIdx.x / 16, a.below);
+  for (unsigned v = 0; v < 8 && threadIdx.x < a.tiles * 16; ++v) {
+    a.kept[threadIdx.x * 8 + v] = bits >> v & 1;
+  }
+}
+
+// The kernels of a file for a type of elements.
+const Kernels& kernels_of(const std::string& file, at::ScalarType type) {
+  static const std::map<std::pair<std::string, at::ScalarType>, Kernels> all{
+      {{"norm_relu", at::kBFloat16}, BRIGADE_NORM_RELU(bfloat16)},
+      {{"norm_relu", at::kHalf}, BRIGADE_NORM_RELU(float16)},
+      {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
+      {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
+      {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
+  };
+  return all.at({file, type});
+}
+
+class Emulated : public kernels::Program {
  public:
-  explicit Emulated(at::ScalarType type)
-      : kernels_(type == at::kHalf ? Kernels BRIGADE_KERNELS(float16) : Kernels BRIGADE_KERNELS(bfloat16)) {}
+  Emulated(const std::string& file, at::ScalarType type) : kernels_(kernels_of(file, type)) {}
+  explicit Emulated(Kernels kernels) : kernels_(std::move(kernels)) {}
 
   // So that there are several parts, the last of them shorter.
   int processors() override {
     return 2;
   }
 
-  void launch(const std::string& name, const NormGrid& grid, const ::NormArguments& arguments) override {
+ private:
+  void start(
+      const std::string& name, kernels::Extent blocks, kernels::Extent threads, size_t shared,
+      const void* args, size_t bytes) override {
     const Kernel kernel = kernels_.at(name);
-    const unsigned count = grid.threads_x * grid.threads_y;
-    TORCH_CHECK(count > 0 && count <= kNormThreads, name, ": ", count, " threads in a block");
-    std::barrier<> barrier(count);
-    std::vector<std::jthread> threads;
-    for (unsigned thread = 0; thread < count; ++thread) {
-      threads.emplace_back([&, thread] {
-        block_barrier = &barrier;
-        threadIdx = {thread % grid.threads_x, thread / grid.threads_x};
-        blockDim = {grid.threads_x, grid.threads_y};
-        gridDim = {grid.blocks_x, grid.blocks_y};
-        for (unsigned block = 0; block < grid.blocks_x * grid.blocks_y; ++block) {
-          blockIdx = {block % grid.blocks_x, block / grid.blocks_x};
-          kernel(arguments);
-          __syncthreads();
-        }
-      });
+    const unsigned count = threads.x * threads.y;
+    TORCH_CHECK(count > 0 && count <= 1024, name, ": ", count, " threads in a block");
+    TORCH_CHECK(shared == 0, name, ": the emulation has no dynamic shared memory");
+    TORCH_CHECK(bytes == kernel.bytes, name, ": ", bytes, " bytes of arguments, takes ", kernel.bytes);
+    Block whole(count);
+    {
+      std::vector<std::jthread> workers;
+      for (unsigned thread = 0; thread < count; ++thread) {
+        workers.emplace_back([&, thread] {
+          block = &whole;
+          threadIdx = {thread % threads.x, thread / threads.x};
+          blockDim = {threads.x, threads.y};
+          gridDim = {blocks.x, blocks.y};
+          for (unsigned i = 0; i < blocks.x * blocks.y; ++i) {
+            blockIdx = {i % blocks.x, i / blocks.x};
+            kernel.run(args);
+            __syncthreads();
+          }
+        });
+      }
     }
+    TORCH_CHECK(whole.failure == nullptr, name, ": ", whole.failure.load());
   }
 
- private:
-  using Kernels = std::map<std::string, Kernel>;
-  Kernels kernels_;
+  const Kernels kernels_;
 };
 
 } // namespace
@@ -139,13 +262,51 @@ char* fake_gpu_norm_relu(
     c10::NoGradGuard no_grad;
     const auto& x = *in[0];
     TORCH_CHECK(fits_norm_kernels(x), "the kernels do not take such an input");
-    Emulated kernels(x.scalar_type());
+    Emulated kernels("norm_relu", x.scalar_type());
     const auto shortcut = in[1] == nullptr ? std::nullopt : std::optional(*in[1]);
     at::Tensor statistics;
     std::tie(*out[0], statistics) = norm_relu_forward_gpu(
         kernels, x, shortcut, *in[2], *in[3], *in[4], *in[5], momentum, eps, relu);
     std::tie(*out[1], *out[2], *out[3], *out[4]) = norm_relu_backward_gpu(
         kernels, *in[6], x, *out[0], statistics, shortcut.has_value(), relu, /*wants_x=*/true);
+  });
+}
+
+// `in`: logits, targets, count (null where there is none), gradient (null where none is wanted; it may be the logits).
+// `out`: the losses.
+char* fake_gpu_cross_entropy(
+    const at::Tensor* const* in, at::Tensor* out, int64_t classes, int64_t ignore_index,
+    double label_smoothing, double z_loss, double scale) {
+  return caught([&] {
+    c10::NoGradGuard no_grad;
+    Emulated program("cross_entropy", in[0]->scalar_type());
+    const auto optional = [](const at::Tensor* tensor) { return tensor == nullptr ? at::Tensor() : *tensor; };
+    *out = cross_entropy_rows_gpu(
+        program, *in[0], classes, *in[1], optional(in[2]),
+        {ignore_index, label_smoothing, z_loss, scale}, optional(in[3]));
+  });
+}
+
+// The values that dropout keeps, of `tiles` times 128: as a kernel finds them, and by philox.h.
+char* fake_gpu_dropout(
+    at::Tensor* const* out, uint64_t seed, uint64_t row, int64_t tiles, uint32_t below) {
+  return caught([&] {
+    for (int i = 0; i < 2; ++i) {
+      *out[i] = at::empty({tiles * kPhiloxTile}, at::kBool);
+    }
+    bool* kept = out[0]->mutable_data_ptr<bool>();
+    bool* on_cpu = out[1]->mutable_data_ptr<bool>();
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      uint16_t random[kPhiloxTile];
+      philox(seed, row, static_cast<uint32_t>(tile), random);
+      for (int64_t at = 0; at < kPhiloxTile; ++at) {
+        on_cpu[tile * kPhiloxTile + at] = random[at] >= below;
+      }
+    }
+    Emulated program(Kernels{{"dropout", {&keep_values, sizeof(DropoutArguments)}}});
+    program.launch(
+        "dropout", {1, 1}, {kernels::quotient_up(tiles * 16, 32) * 32, 1}, /*shared=*/0,
+        DropoutArguments{kept, seed, row, tiles, below});
   });
 }
 

@@ -58,6 +58,22 @@ unsafe extern "C" {
         eps: f64,
         relu: bool,
     ) -> *mut c_char;
+    pub(crate) fn fake_gpu_cross_entropy(
+        inputs: *const *const c_void,
+        losses: *mut c_void,
+        classes: i64,
+        ignore_index: i64,
+        label_smoothing: f64,
+        z_loss: f64,
+        scale: f64,
+    ) -> *mut c_char;
+    pub(crate) fn fake_gpu_dropout(
+        outputs: *const *mut c_void,
+        seed: u64,
+        row: u64,
+        tiles: i64,
+        below: u32,
+    ) -> *mut c_char;
     pub(crate) fn fake_gpu_graphs() -> *const c_void;
 }
 

@@ -67,3 +67,78 @@ impl NormRelu<'_> {
         Ok(outputs.into_iter().filter(Tensor::defined).collect())
     }
 }
+
+/// Cross-entropy of rows of logits with its gradient. The tensors are on the CPU.
+#[derive(Debug)]
+pub struct CrossEntropy<'a> {
+    /// Logits `[rows, columns]` of bfloat16, float16 or float32, whose first `classes` columns are classes.
+    pub logits: &'a Tensor,
+    /// Number of classes.
+    pub classes: i64,
+    /// Targets, int64 `[rows]`.
+    pub targets: &'a Tensor,
+    /// Number that divides the gradient, an int64 scalar, if any.
+    pub count: Option<&'a Tensor>,
+    /// Place of the gradient, if it is wanted: it may be the logits.
+    pub gradient: Option<&'a Tensor>,
+    /// Target of rows that do not count.
+    pub ignore_index: i64,
+    /// Label smoothing.
+    pub label_smoothing: f64,
+    /// Factor of the squared logarithm of the sum of exponentials.
+    pub z_loss: f64,
+    /// Factor of the gradient.
+    pub scale: f64,
+}
+
+impl CrossEntropy<'_> {
+    /// Fills in the gradient and returns the losses, float32 `[rows]`.
+    ///
+    /// # Errors
+    /// Fails if the kernels do not support the logits, and for a target that is neither a class nor `ignore_index`.
+    pub fn run(&self) -> Result<Tensor, FakeError> {
+        let handle = |tensor: &Tensor| tensor.as_ptr().cast();
+        let inputs = [
+            handle(self.logits),
+            handle(self.targets),
+            self.count.map_or(ptr::null(), handle),
+            self.gradient.map_or(ptr::null(), handle),
+        ];
+        let mut losses = Tensor::new();
+        // SAFETY: all are handles of tensors that live here, as many as the function takes, and it keeps none.
+        let message = unsafe {
+            ffi::fake_gpu_cross_entropy(
+                inputs.as_ptr(),
+                losses.as_mut_ptr().cast(),
+                self.classes,
+                self.ignore_index,
+                self.label_smoothing,
+                self.z_loss,
+                self.scale,
+            )
+        };
+        ffi::result(message)?;
+        Ok(losses)
+    }
+}
+
+/// Returns which values of `tiles` times 128 in a row dropout keeps (bool): by the function that kernels share, and by
+/// that of the CPU.
+///
+/// Kept are values whose random number of 16 bits is at least `below`.
+///
+/// # Errors
+/// Fails for more tiles than the threads of one block have, 64.
+pub fn kept_by_dropout(
+    seed: u64,
+    row: u64,
+    tiles: i64,
+    below: u32,
+) -> Result<[Tensor; 2], FakeError> {
+    let mut outputs: [Tensor; 2] = array::from_fn(|_| Tensor::new());
+    let places = outputs.each_mut().map(|tensor| tensor.as_mut_ptr().cast());
+    // SAFETY: both handles are valid during the call.
+    let message = unsafe { ffi::fake_gpu_dropout(places.as_ptr(), seed, row, tiles, below) };
+    ffi::result(message)?;
+    Ok(outputs)
+}

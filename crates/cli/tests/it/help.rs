@@ -60,6 +60,7 @@ fn help_texts_are_those_on_file() {
         ("data-pack", &["data", "pack", "--help"]),
         ("kernel", &["kernel", "--help"]),
         ("kernel-install", &["kernel", "install", "--help"]),
+        ("kernels", &["kernels", "--help"]),
         ("watch", &["watch", "--help"]),
         ("report", &["report", "--help"]),
         ("setup", &["setup", "--help"]),

@@ -18,6 +18,7 @@ mod hosts_explained;
 #[path = "../common/job.rs"]
 mod job;
 mod kernel;
+mod kernels;
 mod launch;
 #[path = "../common/launchers.rs"]
 mod launchers;

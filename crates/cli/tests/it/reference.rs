@@ -141,7 +141,8 @@ const LAUNCHERS: &[(&str, &str)] = &[
     ("CLICOLOR_FORCE", "colours without a terminal, where the setting `color` is `auto`"),
     (
         "XDG_CACHE_HOME",
-        "parent of the folder `brigade` for libtorch, the self-test and notebooks. Defaults to `~/.cache`",
+        "parent of the folder `brigade` for libtorch, the self-test, notebooks and compiled GPU kernels. Defaults to \
+         `~/.cache`",
     ),
     (
         "XDG_CONFIG_HOME",
@@ -151,6 +152,10 @@ const LAUNCHERS: &[(&str, &str)] = &[
 
 const PROGRAMS: &[(&str, &str)] = &[
     (contract::ACCELERATE_USE_CPU, "`1`: trains on the CPU although the host has a GPU"),
+    (
+        "BRIGADE_FUSED",
+        "`0`: GPU operations use libtorch's kernels, not Brigade's; `-cross_entropy,-norm_relu`: those two do",
+    ),
     (
         "BRIGADE_KEEP_MEMORY",
         "`0`: leaves the allocators of the process as they are, so that freed memory is not kept",

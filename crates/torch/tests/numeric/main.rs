@@ -6,6 +6,7 @@ mod coalesced;
 mod context_attention;
 mod cpu;
 mod cross_entropy;
+mod cross_entropy_kernels;
 mod distance;
 mod dropped;
 mod fused;

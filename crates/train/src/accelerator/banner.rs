@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
 use brigade_sharding::{ShardingPlan, Workload};
-use brigade_torch::{CudaUnavailable, DeviceExt};
+use brigade_torch::{CudaUnavailable, DeviceExt, KernelState, prepare_kernels};
 use tch::Device;
 
 use crate::accelerator::Accelerator;
@@ -27,6 +27,8 @@ struct Start {
     /// `true` if products of float32 tensors are computed in TF32.
     tf32: bool,
     channels_last: bool,
+    /// Brigade's kernels on a GPU.
+    kernels: Vec<KernelState>,
     /// Batches of a full accumulation window.
     batches: usize,
     /// Warnings about the device, a line each.
@@ -34,12 +36,16 @@ struct Start {
 }
 
 impl Accelerator {
-    /// Prints the banner once, when the first model is prepared: the memory format is not known earlier.
+    /// Prepares the GPU kernels and prints the banner, once, when the first model is prepared: the memory format is not
+    /// known earlier.
     pub(crate) fn print_banner(&self, channels_last: bool) {
-        if self.options.quiet
-            || !self.is_main_process()
-            || self.banner_printed.swap(true, Ordering::Relaxed)
-        {
+        if self.banner_printed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // An error of CUDA is reported by the first operation.
+        let kernels =
+            prepare_kernels(self.device(), self.mixed_precision().kind()).unwrap_or_default();
+        if self.options.quiet || !self.is_main_process() {
             return;
         }
         let start = Start {
@@ -54,6 +60,7 @@ impl Accelerator {
             precision: self.mixed_precision(),
             tf32: self.numerics.tf32 && self.device() != Device::Cpu,
             channels_last,
+            kernels,
             batches: self.gradients.accumulator.steps(),
             caveats: self.caveats(),
         };
@@ -133,10 +140,39 @@ impl Start {
             let _ = write!(lines, ", gradients of {} batches", self.batches);
         }
         lines.push('\n');
+        if let Some(kernels) = self.kernels_line() {
+            let _ = writeln!(lines, "brigade: {kernels}");
+        }
         for caveat in &self.caveats {
             let _ = writeln!(lines, "brigade: {caveat}");
         }
         lines
+    }
+
+    /// Returns the kernels that are used, and the reason for each of the others. `None` without a GPU.
+    fn kernels_line(&self) -> Option<String> {
+        if self.kernels.is_empty() {
+            return None;
+        }
+        let used: Vec<&str> = self
+            .kernels
+            .iter()
+            .filter(|state| state.reason.is_none())
+            .map(|state| state.name.as_str())
+            .collect();
+        let mut line = if used.is_empty() {
+            "no kernels of its own".to_owned()
+        } else {
+            format!("kernels {}", used.join(", "))
+        };
+        for (i, state) in self.kernels.iter().filter(|state| state.reason.is_some()).enumerate() {
+            let reason = state.reason.as_deref().unwrap_or_default();
+            // Messages of a compiler have several lines.
+            let reason = reason.lines().next().unwrap_or_default();
+            let separator = if i == 0 { "; not used:" } else { "," };
+            let _ = write!(line, "{separator} {} ({reason})", state.name);
+        }
+        Some(line)
     }
 }
 
@@ -155,6 +191,7 @@ mod tests {
             precision: Precision::No,
             tf32: false,
             channels_last: true,
+            kernels: Vec::new(),
             batches: 1,
             caveats: Vec::new(),
         };
@@ -187,6 +224,26 @@ mod tests {
             Start { device: Device::Cuda(1), processes: 4, batches: 3, hardware, ..no_driver };
         let expected = "brigade: 4 processes, cuda:1 (NVIDIA H200), bf16, contiguous, gradients of 3 batches\n";
         assert_eq!(gpu.lines(), expected);
+        let state = |name: &str, reason: Option<&str>| KernelState {
+            name: name.into(),
+            reason: reason.map(Into::into),
+        };
+        let off = |name| state(name, Some("off by BRIGADE_FUSED"));
+        let both = Start { kernels: vec![state("a", None), state("b", None)], batches: 1, ..gpu };
+        let lines =
+            |start: &Start| start.lines().lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(lines(&both), ["brigade: kernels a, b"]);
+        let one = Start { kernels: vec![off("a"), state("b", None)], ..both };
+        assert_eq!(lines(&one), ["brigade: kernels b; not used: a (off by BRIGADE_FUSED)"]);
+        let failed = state("b", Some("cannot be compiled\nat line 3"));
+        let none = Start { kernels: vec![off("a"), failed], ..one };
+        assert_eq!(
+            lines(&none),
+            [
+                "brigade: no kernels of its own; not used: a (off by BRIGADE_FUSED), b (cannot be compiled)"
+            ]
+        );
+        let gpu = Start { kernels: Vec::new(), ..none };
         let tf32 =
             Start { precision: Precision::No, tf32: true, hardware: None, batches: 1, ..gpu };
         let expected = "brigade: 4 processes, cuda:1, no mixed precision (TF32), contiguous\n";

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use brigade_rank_env::World;
 use brigade_sharding::{ContextMethod, Mesh, Sharding};
-use brigade_torch::{Backend, Error, GlooDevice, ReducerOptions, Result, Store, keep_freed_memory};
+use brigade_torch::{
+    Backend, Error, GlooDevice, ReducerOptions, Result, Store, check_fused, keep_freed_memory,
+};
 use brigade_track::Tracker;
 use tch::Device;
 
@@ -557,6 +559,7 @@ impl AcceleratorBuilder {
     /// accumulation steps, and for options that contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.models.comm_hook.check()?;
+        check_fused()?;
         let settings = self.accumulation.map_or_else(GradientAccumulationOptions::from_env, Ok)?;
         let accumulator = GradientAccumulator::new(settings)?;
         match (&self.processes, &self.sharing) {

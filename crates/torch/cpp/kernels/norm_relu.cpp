@@ -1,6 +1,5 @@
-#include "norm_relu_gpu.h"
+#include "norm_relu.h"
 
-#include "gpu_program.h"
 #include "norm_relu.cu"
 
 #include <ATen/ATen.h>
@@ -13,33 +12,36 @@ namespace brigade {
 
 namespace {
 
-// Of 256 threads each, for each of the GPU's processors. ResNet-50's step on an H200, at batch 256: 41.4 ms with one,
-// 37.5 with two, 38.6 with four, 40.6 with eight, which leave more parts to add up.
-constexpr int64_t kNormBlocks = 2;
 // With fewer rows, what a thread does before its first and after its last one costs as much as they do.
 constexpr int64_t kFewestNormRows = 4;
 // Threads along the channels, of the kernels that finish sums.
 constexpr unsigned kNormColumns = 32;
 
-unsigned quotient_up(int64_t of, int64_t by) {
-  return static_cast<unsigned>((of + by - 1) / by);
-}
+struct NormGrid {
+  kernels::Extent blocks;
+  kernels::Extent threads;
+};
 
 NormGrid grid_of(const NormArguments& a, int processors) {
   const int64_t vectors = a.channels / kNormVector;
   NormGrid grid{};
   // A warp along the channels reads whole lines; of fewer channels, whole rows.
-  grid.blocks_x = quotient_up(vectors, 32);
-  grid.threads_x = quotient_up(vectors, grid.blocks_x);
-  grid.threads_y = kNormThreads / grid.threads_x;
-  const int64_t busy = processors * kNormBlocks / grid.blocks_x;
-  const int64_t useful = quotient_up(a.rows, grid.threads_y * kFewestNormRows);
-  grid.blocks_y = static_cast<unsigned>(std::max<int64_t>(1, std::min(busy, useful)));
+  grid.blocks.x = kernels::quotient_up(vectors, 32);
+  grid.threads.x = kernels::quotient_up(vectors, grid.blocks.x);
+  grid.threads.y = kNormThreads / grid.threads.x;
+  const int64_t busy = int64_t{processors} * kNormBlocks / grid.blocks.x;
+  const int64_t useful = kernels::quotient_up(a.rows, grid.threads.y * kFewestNormRows);
+  grid.blocks.y = static_cast<unsigned>(std::max<int64_t>(1, std::min(busy, useful)));
   return grid;
 }
 
 NormGrid finishing_grid(const NormArguments& a) {
-  return {quotient_up(a.channels, kNormColumns), 1, kNormColumns, kNormThreads / kNormColumns};
+  return {{kernels::quotient_up(a.channels, kNormColumns), 1}, {kNormColumns, kNormThreads / kNormColumns}};
+}
+
+void launch(
+    kernels::Program& program, const std::string& kernel, const NormGrid& grid, const NormArguments& a) {
+  program.launch(kernel, grid.blocks, grid.threads, /*shared=*/0, a);
 }
 
 NormArguments arguments_of(const at::Tensor& x, const at::Tensor& statistics) {
@@ -61,7 +63,7 @@ at::Tensor floats_like(const at::Tensor& t, int64_t count) {
 
 // Memory for the sums of the parts, while kernels read it: the allocator gives it to none but later ones.
 at::Tensor room_for_sums(const at::Tensor& like, const NormGrid& grid, NormArguments& a) {
-  a.parts = static_cast<int>(grid.blocks_y);
+  a.parts = static_cast<int>(grid.blocks.y);
   const int64_t sums = int64_t(2) * a.parts * a.channels;
   auto room = floats_like(like, sums + a.parts);
   a.sums = room.mutable_data_ptr<float>();
@@ -79,12 +81,8 @@ bool is_aligned(const at::Tensor& t) {
 
 } // namespace
 
-NormKernels* norm_kernels(const at::Tensor& x) {
-#ifdef BRIGADE_CUDA
-  return x.is_cuda() ? gpu_program(x.device().index(), x.scalar_type()) : nullptr;
-#else
-  return nullptr;
-#endif
+kernels::Program* norm_kernels(const at::Tensor& x) {
+  return kernels::program("norm_relu", x);
 }
 
 bool fits_norm_kernels(const at::Tensor& t) {
@@ -95,7 +93,7 @@ bool fits_norm_kernels(const at::Tensor& t) {
 }
 
 std::tuple<at::Tensor, at::Tensor> norm_relu_forward_gpu(
-    NormKernels& kernels, const at::Tensor& x, const std::optional<at::Tensor>& shortcut,
+    kernels::Program& program, const at::Tensor& x, const std::optional<at::Tensor>& shortcut,
     const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& running_mean,
     const at::Tensor& running_var, double momentum, double eps, bool relu) {
   auto statistics = floats_like(x, 4 * x.size(1)).view({4, x.size(1)});
@@ -109,16 +107,16 @@ std::tuple<at::Tensor, at::Tensor> norm_relu_forward_gpu(
   a.running_var = running_var.mutable_data_ptr<float>();
   a.momentum = static_cast<float>(momentum);
   a.eps = static_cast<float>(eps);
-  const auto grid = grid_of(a, kernels.processors());
+  const auto grid = grid_of(a, program.processors());
   const auto room = room_for_sums(x, grid, a);
-  kernels.launch("statistics", grid, a);
-  kernels.launch("finish_statistics", finishing_grid(a), a);
-  kernels.launch("activate" + mode_of(shortcut.has_value(), relu), grid, a);
+  launch(program, "statistics", grid, a);
+  launch(program, "finish_statistics", finishing_grid(a), a);
+  launch(program, "activate" + mode_of(shortcut.has_value(), relu), grid, a);
   return {y, statistics};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_relu_backward_gpu(
-    NormKernels& kernels, const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& y,
+    kernels::Program& program, const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& y,
     const at::Tensor& statistics, bool shortcut, bool relu, bool wants_x) {
   TORCH_CHECK(
       gradient.sizes() == x.sizes() && gradient.scalar_type() == x.scalar_type(),
@@ -142,14 +140,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_relu_backward_gp
     a.y = const_cast<void*>(y.const_data_ptr());
     a.through = through.mutable_data_ptr();
   }
-  const auto grid = grid_of(a, kernels.processors());
+  const auto grid = grid_of(a, program.processors());
   const auto room = room_for_sums(x, grid, a);
-  kernels.launch("gradient_sums" + mode_of(shortcut, relu), grid, a);
-  kernels.launch("finish_gradients", finishing_grid(a), a);
+  launch(program, "gradient_sums" + mode_of(shortcut, relu), grid, a);
+  launch(program, "finish_gradients", finishing_grid(a), a);
   if (wants_x) {
     dx = at::empty_like(x);
     a.dx = dx.mutable_data_ptr();
-    kernels.launch("gradient_rows" + mode_of(shortcut, relu), grid, a);
+    launch(program, "gradient_rows" + mode_of(shortcut, relu), grid, a);
   }
   return {dx, dweight, dbias, through};
 }
