@@ -1,6 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "exponential.h"
+#include "kernels/cross_entropy.h"
 #include "native_bf16.h"
 #include "regions.h"
 
@@ -271,12 +272,15 @@ double loss_of_rows(
 // are. On a GPU, where the host would have to wait for that, all rows are there, and others are masked.
 struct Counted {
   at::Tensor targets; // [rows]
+  at::Tensor given; // the same with those that are ignored, where all rows are there
+  int64_t ignore_index;
   at::Tensor places; // of them, undefined where all rows are there
   at::Tensor ignored; // bool [rows], where rows are there that do not count
   at::Tensor total; // how many count, a scalar of int64 on the rows' device
   std::optional<int64_t> count; // the same on the host
 
-  Counted(const at::Tensor& all, int64_t classes, const CrossEntropyOptions& options) {
+  Counted(const at::Tensor& all, int64_t classes, const CrossEntropyOptions& options)
+      : ignore_index(options.ignore_index) {
     const auto flat = all.reshape({-1}).contiguous();
     if (flat.numel() == 0) {
       targets = flat;
@@ -284,6 +288,7 @@ struct Counted {
       return;
     }
     if (!flat.device().is_cpu()) {
+      given = flat;
       ignored = flat.eq(options.ignore_index);
       total = ignored.logical_not().sum();
       // Of a target that is no class libtorch's kernel tells.
@@ -329,6 +334,7 @@ struct Counted {
     auto part = *this;
     part.targets = targets.narrow(0, begin, size);
     if (ignored.defined()) {
+      part.given = given.narrow(0, begin, size);
       part.ignored = ignored.narrow(0, begin, size);
     }
     return part;
@@ -408,11 +414,24 @@ at::Tensor loss_and_gradient_of_part(
   return loss.sum();
 }
 
-// The sum of the losses of logits [rows, classes], a scalar. The gradient, where it is defined, is filled. It may be
-// the logits, and else has their strides.
+// The sum of the losses of rows of logits, a scalar. The rows' first columns are this rank's classes; others are padding.
+// The gradient, where it is defined, is filled, and its padding is zero before. It may be the rows, and else has their
+// strides.
 at::Tensor loss_and_gradient(
-    const at::Tensor& logits, const Counted& counted, const Classes& classes, const RowLoss& how,
-    at::Tensor gradient) {
+    const at::Tensor& rows, const Counted& counted, const Classes& classes, const RowLoss& how,
+    const at::Tensor& gradient_of_rows) {
+  if (counted.given.defined() && !classes.group && fits_cross_entropy_kernels(rows)) {
+    if (auto* program = cross_entropy_kernels(rows)) {
+      const RowLossOptions options{counted.ignore_index, how.smoothing, how.z_loss, how.scale};
+      const auto count = how.divisor.defined() ? counted.total : at::Tensor();
+      return cross_entropy_rows_gpu(
+                 *program, rows, classes.own, counted.given, count, options, gradient_of_rows)
+          .sum(at::kDouble);
+    }
+  }
+  const auto without_padding = [&](const at::Tensor& all) { return all.narrow(1, 0, classes.own); };
+  const auto logits = without_padding(rows);
+  auto gradient = gradient_of_rows.defined() ? without_padding(gradient_of_rows) : at::Tensor();
   const auto wide = at::toOpMathType(logits.scalar_type());
   if (logits.device().is_cpu()) {
     double loss = 0;
@@ -452,7 +471,9 @@ at::Tensor loss_and_gradient(
       logs.sub_(less);
     }
     logs.scatter_add_(1, places, at::full_like(places, -(1 - how.smoothing), logs.options()));
-    logs.mul_(how.scale);
+    if (how.scale != 1) {
+      logs.mul_(how.scale);
+    }
     if (how.divisor.defined()) {
       logs.div_(how.divisor);
     }
@@ -560,7 +581,6 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const int64_t columns = logits.size(-1);
     const auto flat = logits.reshape({-1, columns});
     const auto rows = counted.of(flat);
-    const auto without_padding = [&](const at::Tensor& all) { return all.narrow(1, 0, classes.own); };
     const auto gradient = wanted ? at::empty_like(rows) : at::Tensor();
     if (wanted && classes.own < columns) {
       gradient.narrow(1, classes.own, columns - classes.own).zero_();
@@ -568,9 +588,7 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     auto sum = at::zeros({}, rows.options().dtype(at::kDouble));
     const auto how = row_loss_of(options, counted, rows.scalar_type(), rows.scalar_type());
     if (counted.rows() > 0) {
-      sum = loss_and_gradient(
-          without_padding(rows), counted, classes, how,
-          wanted ? without_padding(gradient) : at::Tensor());
+      sum = loss_and_gradient(rows, counted, classes, how, gradient);
     }
     if (wanted) {
       const auto all = counted.among_all(gradient, flat.size(0)).view_as(logits);
@@ -677,7 +695,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
         at::mm_out(padded, in, compute_weight.t());
       }
       sum += loss_and_gradient(
-          logits, counted.narrow(begin, size), classes, how, any ? logits : at::Tensor());
+          padded, counted.narrow(begin, size), classes, how, any ? padded : at::Tensor());
       if (wanted[0]) {
         auto out = of_hidden.narrow(0, begin, size);
         at::mm_out(out, padded, compute_weight);

@@ -54,7 +54,8 @@ impl CrossEntropyOptions {
             }
         };
         // The C++ function takes 0 for the default, and no bound lies below one row.
-        let logit_bytes = logit_bytes.map_or(0, |bytes| i64::try_from(bytes.max(1)).unwrap_or(i64::MAX));
+        let logit_bytes =
+            logit_bytes.map_or(0, |bytes| i64::try_from(bytes.max(1)).unwrap_or(i64::MAX));
         Ok(ffi::CrossEntropyOptions { ignore_index, label_smoothing, z_loss, mean, logit_bytes })
     }
 }

@@ -153,7 +153,7 @@ fn it_equals_the_operations_in_float64() {
 #[test]
 fn it_goes_through_chunks() {
     let case = Case::new(290, 2, 1_000, Some(29));
-    // Not fewer rows than 128.
+    // A chunk has at least 128 rows.
     let options = CrossEntropyOptions { logit_bytes: Some(1), ..options(Reduction::Mean, 0.1) };
     for (fused, plain) in case.fused(&options, 1.0).iter().zip(&case.plain(&options, 1.0)) {
         assert!(apart(fused, plain) < 1e-12);

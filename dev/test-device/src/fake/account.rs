@@ -48,8 +48,16 @@ impl fmt::Display for Account {
 
 /// Returns `true` for products, convolutions and attention, whose time is not that of their bytes.
 fn is_arithmetic(name: &str) -> bool {
-    const NAMES: [&str; 8] =
-        ["mm", "addmm", "addmm_", "bmm", "baddbmm", "convolution", "convolution_backward", "linear"];
+    const NAMES: [&str; 8] = [
+        "mm",
+        "addmm",
+        "addmm_",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "convolution_backward",
+        "linear",
+    ];
     let name = name.strip_prefix("aten::").unwrap_or(name);
     NAMES.contains(&name) || name.starts_with("_scaled_dot_product")
 }

@@ -22,7 +22,7 @@ const TEXT: i64 = 32;
 /// GPT-2 with 124 million parameters, 8 texts of 1,024 tokens.
 const FULL: Sizes = Sizes { layers: 12, tokens: 8192, width: 768, vocabulary: 50257 };
 
-/// The account of the second step: the first one also allocates the optimizer's state.
+/// Returns the account of the second step: the first one also allocates the optimizer's state.
 fn second(mut step: impl FnMut()) -> Account {
     step();
     fake::account(step)
@@ -52,7 +52,7 @@ fn of_gpt2(sizes: Sizes) -> Account {
     })
 }
 
-/// What the bytes of a step are a sum of, each with a factor of its own.
+/// Returns the terms whose weighted sum the bytes of a step are.
 fn terms(sizes: Sizes) -> [f64; 12] {
     let Sizes { layers, tokens, width, vocabulary } = sizes;
     let [l, t, w, v] = [layers as f64, tokens as f64, width as f64, vocabulary as f64];
@@ -65,11 +65,8 @@ fn factors(accounts: &[(Sizes, u64)]) -> Vec<f64> {
     let rows = Tensor::from_slice(&rows).view([accounts.len() as i64, 12]);
     let bytes: Vec<f64> = accounts.iter().map(|(_, bytes)| *bytes as f64).collect();
     let scale = rows.amax([0], true);
-    let (solution, ..) = (&rows / &scale).linalg_lstsq(
-        &Tensor::from_slice(&bytes).view([-1, 1]),
-        None,
-        "gelsd",
-    );
+    let (solution, ..) =
+        (&rows / &scale).linalg_lstsq(&Tensor::from_slice(&bytes).view([-1, 1]), None, "gelsd");
     Vec::try_from((solution.view([-1]) / scale.view([-1])).contiguous()).unwrap()
 }
 
@@ -97,7 +94,10 @@ fn a_step_of_gpt2_stays_below_its_ceilings() {
     let factors = factors(&accounts);
     for (sizes, bytes) in &accounts {
         let error = at(&factors, *sizes) / *bytes as f64 - 1.0;
-        assert!(error.abs() < 1e-6, "bytes are not a sum of these terms: {sizes:?} is off by {error}");
+        assert!(
+            error.abs() < 1e-6,
+            "bytes are not a sum of these terms: {sizes:?} is off by {error}"
+        );
     }
     let (of_layer, rest) = (calls[1] - calls[0], 2 * calls[0] - calls[1]);
     let gigabytes = at(&factors, FULL) / 1e9;
@@ -135,5 +135,8 @@ fn a_step_of_resnet50_stays_below_its_ceilings() {
     let of_image = (two.bytes() - one.bytes()) as f64 * (224.0 / SIDE as f64).powi(2);
     let gigabytes = (one.bytes() as f64 + 256.0 * of_image) / 1e9;
     let calls = two.calls();
-    assert!(calls <= 525 && gigabytes <= 74.3, "{calls} calls; {gigabytes:.2} GB at full size. Two images:\n{two}");
+    assert!(
+        calls <= 525 && gigabytes <= 74.3,
+        "{calls} calls; {gigabytes:.2} GB at full size. Two images:\n{two}"
+    );
 }

@@ -83,8 +83,8 @@ impl Case {
         let device = queries.device();
         let before = rng_state(device).unwrap();
         let size = keys.size();
-        let unit =
-            Tensor::eye(size[2], (queries.kind(), device)).expand([size[0], size[1], -1, -1], false);
+        let unit = Tensor::eye(size[2], (queries.kind(), device))
+            .expand([size[0], size[1], -1, -1], false);
         let dropped = self.attend(&[queries.shallow_clone(), keys.shallow_clone(), unit], dropout);
         set_rng_state(device, &before).unwrap();
         dropped.ne(0.0)
