@@ -27,6 +27,7 @@ def options():
     parser.add_argument("--model", choices=["gpt2", "bert"], required=True)
     parser.add_argument("--precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--memory", action="store_true")
     return parser.parse_args()
@@ -59,11 +60,13 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True if given.fused else None)
     model, optimizer = accelerator.prepare(model, optimizer)
     model.train()
+    # The first steps, which are not measured, compile it.
+    run = torch.compile(model) if given.compile else model
     batches = [batch_of(given.model) for _ in range(4)]
     seconds = []
     for number in range(WARM_UP + given.steps):
         start = time.perf_counter()
-        loss = model(**batches[number % len(batches)]).loss
+        loss = run(**batches[number % len(batches)]).loss
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
@@ -78,7 +81,7 @@ def main():
     elif accelerator.is_main_process:
         print(json.dumps([seconds]))
     # A reducer that outlives its process group aborts now and then at the end of the process.
-    del loss
+    del loss, run
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 

@@ -27,6 +27,7 @@ def options():
     parser.add_argument("--precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--memory", action="store_true")
     return parser.parse_args()
@@ -58,6 +59,8 @@ def main():
     optimizer = kind(model.parameters(), lr=1e-3, fused=True if given.fused else None)
     model, optimizer = accelerator.prepare(model, optimizer)
     model.train()
+    # The first steps, which are not measured, compile it.
+    run = torch.compile(model) if given.compile else model
     batches = [(torch.rand(shape), torch.randint(classes, shape[:1])) for _ in range(4)]
     seconds = []
     for number in range(WARM_UP + given.steps):
@@ -65,7 +68,7 @@ def main():
         start = time.perf_counter()
         if given.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = nn.functional.cross_entropy(run(images), labels)
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()
@@ -80,7 +83,7 @@ def main():
     elif accelerator.is_main_process:
         print(json.dumps([seconds]))
     # A reducer that outlives its process group aborts now and then at the end of the process.
-    del loss
+    del loss, run
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 

@@ -51,6 +51,9 @@ pub(crate) fn awd_lstm(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Goal against a peer that `torch.compile` has compiled.
+const COMPILED: f64 = 1.0;
+
 /// Compares GPT-2 small at 4 x 256 tokens.
 pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
     transformer(
@@ -61,6 +64,8 @@ pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
             "GPT-2 small, 4 x 256 tokens, bf16, both with defaults",
             "GPT-2 small, same settings: fp32, fused AdamW",
             "GPT-2 small, same settings: bf16, fused AdamW",
+            "GPT-2 small against torch.compile, same settings: fp32, fused AdamW",
+            "GPT-2 small against torch.compile, same settings: bf16, fused AdamW",
             "highest memory (memory after the steps) of a process that trains GPT-2 small, fp32",
         ],
     )
@@ -76,38 +81,53 @@ pub(crate) fn bert(rounds: usize) -> Result<Vec<Row>> {
             "BERT base, 8 x 128 tokens, bf16, both with defaults",
             "BERT base, same settings: fp32, fused AdamW",
             "BERT base, same settings: bf16, fused AdamW",
+            "BERT base against torch.compile, same settings: fp32, fused AdamW",
+            "BERT base against torch.compile, same settings: bf16, fused AdamW",
             "highest memory (memory after the steps) of a process that trains BERT base, fp32",
         ],
     )
 }
 
 /// Compares steps with the libraries' defaults, and with the same settings on both sides: theirs with the fused
-/// optimizer, which is the default of ours.
-fn transformer(rounds: usize, model: &str, names: [&'static str; 5]) -> Result<Vec<Row>> {
+/// optimizer, which is the default of ours, eager and compiled.
+fn transformer(rounds: usize, model: &str, names: [&'static str; 7]) -> Result<Vec<Row>> {
     let theirs = |settings: &[&str]| {
         Side::peer("peers/language.py", &[&["--model", model], settings].concat())
     };
-    let (Some(default), Some(half), Some(fused), Some(fused_half)) = (
+    let (
+        Some(default),
+        Some(half),
+        Some(fused),
+        Some(fused_half),
+        Some(compiled),
+        Some(compiled_half),
+    ) = (
         theirs(&[]),
         theirs(&["--precision", "bf16"]),
         theirs(&["--fused"]),
         theirs(&["--fused", "--precision", "bf16"]),
-    ) else {
+        theirs(&["--fused", "--compile"]),
+        theirs(&["--fused", "--compile", "--precision", "bf16"]),
+    )
+    else {
         return Ok(Vec::new());
     };
     let own = Side::own(&format!("text {model}"));
     let own_half = Side::own(&format!("text {model} bf16"));
-    let [ours, default, fused, ours_half, half, fused_half] =
-        in_turns(rounds, &[own, default, fused, own_half, half, fused_half])?;
+    let sides = [own, default, fused, compiled, own_half, half, fused_half, compiled_half];
+    let [ours, default, fused, compiled, ours_half, half, fused_half, compiled_half] =
+        in_turns(rounds, &sides)?;
     let mut rows = vec![
         training::times(names[0], ours, default, 1.15),
         training::times(names[1], ours_half, half, 1.15),
         training::times(names[2], ours, fused, training::SAME),
         training::times(names[3], ours_half, fused_half, training::SAME),
+        training::times(names[4], ours, compiled, COMPILED),
+        training::times(names[5], ours_half, compiled_half, COMPILED),
     ];
     let arguments = ["--model", model, "--memory"];
     let own = format!("text {model} memory");
-    rows.extend(memory(rounds, names[4], &own, "peers/language.py", &arguments)?);
+    rows.extend(memory(rounds, names[6], &own, "peers/language.py", &arguments)?);
     Ok(rows)
 }
 

@@ -131,25 +131,45 @@ pub(crate) fn linear(rounds: usize) -> Result<Vec<Row>> {
             "linear layers 768-3072-3072-768, 256 rows, fp32, both with defaults",
             "linear layers 768-3072-3072-768, 256 rows, bf16 on both",
         ],
+        &[],
     )
 }
 
-/// Compares one transformer layer: hidden size 768, 12 heads, causal attention.
+/// Compares one transformer layer: hidden size 768, 12 heads, causal attention; with the peer's defaults, and with
+/// `torch.compile` and the fused optimizer.
 pub(crate) fn transformer_block(rounds: usize) -> Result<Vec<Row>> {
-    against_pytorch(
+    let mut rows = against_pytorch(
         rounds,
         "block",
         [
             "transformer block, 8 x 128 tokens x 768, fp32, both with defaults",
             "transformer block, 8 x 128 tokens x 768, bf16 on both",
         ],
-    )
+        &[],
+    )?;
+    rows.extend(against_pytorch(
+        rounds,
+        "block",
+        [
+            "transformer block against torch.compile, fp32, fused AdamW",
+            "transformer block against torch.compile, bf16, fused AdamW",
+        ],
+        &["--fused", "--compile"],
+    )?);
+    Ok(rows)
 }
 
-/// Compares forward, backward and AdamW with the defaults of both, in fp32 and bf16.
-fn against_pytorch(rounds: usize, net: &str, what: [&'static str; 2]) -> Result<Vec<Row>> {
-    let theirs =
-        |precision| Side::peer("peers/train.py", &["--model", net, "--precision", precision]);
+/// Compares forward, backward and AdamW in fp32 and bf16: with our defaults, and the peer's with more arguments.
+fn against_pytorch(
+    rounds: usize,
+    net: &str,
+    what: [&'static str; 2],
+    settings: &[&str],
+) -> Result<Vec<Row>> {
+    let theirs = |precision| {
+        let arguments = [&["--model", net, "--precision", precision], settings].concat();
+        Side::peer("peers/train.py", &arguments)
+    };
     let (Some(full), Some(half)) = (theirs("no"), theirs("bf16")) else {
         return Ok(Vec::new());
     };

@@ -1,5 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "device.h"
 #include "exponential.h"
 #include "native_bf16.h"
 #include "philox.h"
@@ -389,7 +390,75 @@ at::Tensor with_rows(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
+// Head sizes that flash and the memory-efficient kernel take.
+constexpr int64_t kHeadMultiple = 8;
+// Beyond it flash's backward has no dropout on some GPUs.
+constexpr int64_t kLargestFlashHead = 192;
+
+at::Tensor with_head_padding(const at::Tensor& tensor) {
+  const int64_t over = tensor.size(3) % kHeadMultiple;
+  return over == 0 ? tensor : at::constant_pad_nd(tensor, {0, kHeadMultiple - over});
+}
+
+// The mask as the memory-efficient kernel reads it: added to the scores, in their type, with rows that begin at multiples
+// of 16 values.
+at::Tensor as_bias(const at::Tensor& mask, const at::Tensor& q, int64_t keys) {
+  constexpr int64_t kRow = 16;
+  auto bias = mask;
+  if (mask.scalar_type() == at::kBool) {
+    bias = at::zeros(mask.sizes(), q.options())
+               .masked_fill_(mask.logical_not(), -std::numeric_limits<double>::infinity());
+  }
+  bias = bias.to(q.scalar_type());
+  if (bias.size(-1) != keys) {
+    auto sizes = bias.sizes().vec();
+    sizes.back() = keys;
+    bias = bias.expand(sizes).contiguous();
+  }
+  if (keys % kRow != 0) {
+    bias = at::constant_pad_nd(bias, {0, kRow - keys % kRow}).narrow(-1, 0, keys);
+  }
+  return bias.expand({q.size(0), q.size(1), q.size(2), keys});
+}
+
+// Attention of a GPU by the kernel, for operands of 16 bits.
+at::Tensor attend_by(
+    AttentionKernel kernel, const at::Tensor& q, at::Tensor k, at::Tensor v,
+    const std::optional<at::Tensor>& mask, const AttentionOptions& options, double scale) {
+  const int64_t width = v.size(3);
+  if (kernel == AttentionKernel::Flash) {
+    return std::get<0>(at::_scaled_dot_product_flash_attention(
+                           with_head_padding(q), with_head_padding(k), with_head_padding(v),
+                           options.dropout, options.causal, /*return_debug_mask=*/false, scale))
+        .narrow(3, 0, width);
+  }
+  if (q.size(1) != k.size(1)) {
+    const int64_t queries_of_a_key = q.size(1) / k.size(1);
+    k = k.repeat_interleave(queries_of_a_key, 1);
+    v = v.repeat_interleave(queries_of_a_key, 1);
+  }
+  const auto bias = mask ? std::optional(as_bias(*mask, q, k.size(2))) : std::nullopt;
+  const bool records = at::GradMode::is_enabled() &&
+      (q.requires_grad() || k.requires_grad() || v.requires_grad() || (mask && mask->requires_grad()));
+  return std::get<0>(at::_scaled_dot_product_efficient_attention(
+                         with_head_padding(q), with_head_padding(k), with_head_padding(v), bias,
+                         /*compute_log_sumexp=*/records, options.dropout, options.causal, scale))
+      .narrow(3, 0, width);
+}
+
 } // namespace
+
+AttentionKernel attention_kernel(const AttentionCall& call) noexcept {
+  const double sixteenths = call.dropout * 16;
+  const bool is_exact = sixteenths == std::floor(sixteenths);
+  // cuDNN has 16-bit kernels alone, from Ampere on.
+  if (is_exact || !call.sixteen_bits || !call.ampere) {
+    return AttentionKernel::Libtorch;
+  }
+  const bool fits_flash = !call.masked && !call.causal_rectangle &&
+      call.head_size == call.value_size && call.head_size <= kLargestFlashHead;
+  return fits_flash ? AttentionKernel::Flash : AttentionKernel::Efficient;
+}
 
 std::unique_ptr<Tensor> attention(
     const Tensor& queries,
@@ -429,6 +498,14 @@ std::unique_ptr<Tensor> attention(
   const bool grouped = q.size(1) != k.size(1);
   const double scale =
       options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  AttentionCall call{options.dropout, type == at::kBFloat16 || type == at::kHalf, q.size(3), v.size(3),
+                     given.has_value(), options.causal && q.size(2) != k.size(2), false};
+  call.ampere = call.sixteen_bits && q.is_cuda() && q.numel() > 0 && k.numel() > 0 && gpu_has_bf16(q.device().index());
+  const auto kernel = attention_kernel(call);
+  if (kernel != AttentionKernel::Libtorch) {
+    return std::make_unique<Tensor>(
+        attend_by(kernel, q.to(type), k.to(type), v.to(type), given, options, scale));
+  }
   if (!mine) {
     return std::make_unique<Tensor>(at::scaled_dot_product_attention(
         q, k, v, given, options.dropout, options.causal, scale, grouped));

@@ -1,6 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "exponential.h"
+#include "kernels/cross_entropy.h"
 #include "native_bf16.h"
 #include "regions.h"
 
@@ -8,6 +9,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -27,9 +29,12 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Logits that exist at a time, at most, but for this many rows: fewer would make the products slow, which
-// read the whole weight and its gradient for each chunk.
+// read the whole weight and its gradient for each chunk. A GPU's products are that much faster than its memory.
 constexpr int64_t kMostLogitBytes = int64_t{128} << 20;
+constexpr int64_t kMostLogitBytesOfGpu = int64_t{512} << 20;
 constexpr int64_t kFewestRows = 128;
+// A GPU's fastest products need rows that begin at multiples of 16 bytes, and tiles of this many values.
+constexpr int64_t kPaddedTo = 64;
 // Sums that go side by side, so that they are vectors.
 constexpr int64_t kLossLanes = 32;
 
@@ -267,12 +272,15 @@ double loss_of_rows(
 // are. On a GPU, where the host would have to wait for that, all rows are there, and others are masked.
 struct Counted {
   at::Tensor targets; // [rows]
+  at::Tensor given; // the same with those that are ignored, where all rows are there
+  int64_t ignore_index;
   at::Tensor places; // of them, undefined where all rows are there
   at::Tensor ignored; // bool [rows], where rows are there that do not count
   at::Tensor total; // how many count, a scalar of int64 on the rows' device
   std::optional<int64_t> count; // the same on the host
 
-  Counted(const at::Tensor& all, int64_t classes, const CrossEntropyOptions& options) {
+  Counted(const at::Tensor& all, int64_t classes, const CrossEntropyOptions& options)
+      : ignore_index(options.ignore_index) {
     const auto flat = all.reshape({-1}).contiguous();
     if (flat.numel() == 0) {
       targets = flat;
@@ -280,6 +288,7 @@ struct Counted {
       return;
     }
     if (!flat.device().is_cpu()) {
+      given = flat;
       ignored = flat.eq(options.ignore_index);
       total = ignored.logical_not().sum();
       // Of a target that is no class libtorch's kernel tells.
@@ -325,6 +334,7 @@ struct Counted {
     auto part = *this;
     part.targets = targets.narrow(0, begin, size);
     if (ignored.defined()) {
+      part.given = given.narrow(0, begin, size);
       part.ignored = ignored.narrow(0, begin, size);
     }
     return part;
@@ -404,11 +414,24 @@ at::Tensor loss_and_gradient_of_part(
   return loss.sum();
 }
 
-// The sum of the losses of logits [rows, classes], a scalar. The gradient, where it is defined, is filled. It may be
-// the logits, and else has their strides.
+// The sum of the losses of rows of logits, a scalar. The rows' first columns are this rank's classes; others are padding.
+// The gradient, where it is defined, is filled, and its padding is zero before. It may be the rows, and else has their
+// strides.
 at::Tensor loss_and_gradient(
-    const at::Tensor& logits, const Counted& counted, const Classes& classes, const RowLoss& how,
-    at::Tensor gradient) {
+    const at::Tensor& rows, const Counted& counted, const Classes& classes, const RowLoss& how,
+    const at::Tensor& gradient_of_rows) {
+  if (counted.given.defined() && !classes.group && fits_cross_entropy_kernels(rows)) {
+    if (auto* program = cross_entropy_kernels(rows)) {
+      const RowLossOptions options{counted.ignore_index, how.smoothing, how.z_loss, how.scale};
+      const auto count = how.divisor.defined() ? counted.total : at::Tensor();
+      return cross_entropy_rows_gpu(
+                 *program, rows, classes.own, counted.given, count, options, gradient_of_rows)
+          .sum(at::kDouble);
+    }
+  }
+  const auto without_padding = [&](const at::Tensor& all) { return all.narrow(1, 0, classes.own); };
+  const auto logits = without_padding(rows);
+  auto gradient = gradient_of_rows.defined() ? without_padding(gradient_of_rows) : at::Tensor();
   const auto wide = at::toOpMathType(logits.scalar_type());
   if (logits.device().is_cpu()) {
     double loss = 0;
@@ -448,7 +471,9 @@ at::Tensor loss_and_gradient(
       logs.sub_(less);
     }
     logs.scatter_add_(1, places, at::full_like(places, -(1 - how.smoothing), logs.options()));
-    logs.mul_(how.scale);
+    if (how.scale != 1) {
+      logs.mul_(how.scale);
+    }
     if (how.divisor.defined()) {
       logs.div_(how.divisor);
     }
@@ -556,7 +581,6 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const int64_t columns = logits.size(-1);
     const auto flat = logits.reshape({-1, columns});
     const auto rows = counted.of(flat);
-    const auto without_padding = [&](const at::Tensor& all) { return all.narrow(1, 0, classes.own); };
     const auto gradient = wanted ? at::empty_like(rows) : at::Tensor();
     if (wanted && classes.own < columns) {
       gradient.narrow(1, classes.own, columns - classes.own).zero_();
@@ -564,9 +588,7 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     auto sum = at::zeros({}, rows.options().dtype(at::kDouble));
     const auto how = row_loss_of(options, counted, rows.scalar_type(), rows.scalar_type());
     if (counted.rows() > 0) {
-      sum = loss_and_gradient(
-          without_padding(rows), counted, classes, how,
-          wanted ? without_padding(gradient) : at::Tensor());
+      sum = loss_and_gradient(rows, counted, classes, how, gradient);
     }
     if (wanted) {
       const auto all = counted.among_all(gradient, flat.size(0)).view_as(logits);
@@ -582,10 +604,45 @@ struct CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   }
 };
 
+// The number of columns that logits of the classes have in memory.
+int64_t padded_columns(int64_t classes, const at::Device& device) {
+  return device.is_cuda() ? (classes + kPaddedTo - 1) / kPaddedTo * kPaddedTo : classes;
+}
+
+// The tensor's first `count` rows in the type, with rows of zeros behind them up to `padded`.
+at::Tensor padded_rows(const at::Tensor& tensor, int64_t count, int64_t padded, at::ScalarType type) {
+  const auto rows = tensor.narrow(0, 0, count);
+  if (count == padded) {
+    return rows.to(type);
+  }
+  auto sizes = rows.sizes().vec();
+  sizes[0] = padded;
+  auto out = at::empty(sizes, rows.options().dtype(type));
+  out.narrow(0, 0, count).copy_(rows);
+  out.narrow(0, count, padded - count).zero_();
+  return out;
+}
+
+// Whether the device's products of 16 bits can add to sums of 32 bits.
+bool sums_in_float32(at::ScalarType type, const at::Device& device) {
+  if (!device.is_cuda() || (type != at::kBFloat16 && type != at::kHalf)) {
+    return false;
+  }
+  static const bool has_kernels = [] {
+    const auto has = [](const char* name) {
+      const auto op = c10::Dispatcher::singleton().findSchema({name, "dtype_out"});
+      return op && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+    };
+    return has("aten::mm") && has("aten::addmm");
+  }();
+  return has_kernels;
+}
+
 struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
   static constexpr auto kName = "linear_cross_entropy";
 
-  // `compute_weight` is the weight in the type of the products.
+  // `compute_weight` is the weight in the type of the products: the rows of this rank's classes, on a GPU with rows of
+  // zeros behind them. Logits have a column for each one, of which no one sees the last ones.
   static at::Tensor forward(
       AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
       const std::optional<at::Tensor>& bias, const at::Tensor& compute_weight,
@@ -597,11 +654,11 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     const auto type = compute_weight.scalar_type();
     const auto sum_type = at::toOpMathType(type);
     const int64_t width = weight.size(1);
+    const int64_t columns = compute_weight.size(0);
     const auto without_padding = [&](const at::Tensor& all) { return all.narrow(0, 0, classes.own); };
-    const auto factors = without_padding(compute_weight);
     const auto flat = hidden.reshape({-1, width});
     const auto rows = counted.of(flat).to(type);
-    const auto compute_bias = bias ? without_padding(bias->to(type)) : at::Tensor();
+    const auto compute_bias = bias ? padded_rows(*bias, classes.own, columns, type) : at::Tensor();
     const auto how = row_loss_of(options, counted, hidden.scalar_type(), type);
     const bool any = wanted[0] || wanted[1] || wanted[2];
 
@@ -617,34 +674,46 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     // Ranks whose processors differ compute 16-bit products in two types, and must still have as many chunks.
     const auto bytes = static_cast<int64_t>(
         classes.group ? std::max(sizeof(float), c10::elementSize(type)) : c10::elementSize(type));
-    const int64_t most = std::max(
-        kFewestRows, kMostLogitBytes / (std::max<int64_t>(1, classes.most_of_a_rank()) * bytes));
+    const int64_t of_device = hidden.is_cuda() ? kMostLogitBytesOfGpu : kMostLogitBytes;
+    const int64_t most_bytes = options.logit_bytes > 0 ? options.logit_bytes : of_device;
+    const int64_t of_row =
+        std::max<int64_t>(1, padded_columns(classes.most_of_a_rank(), hidden.device())) * bytes;
+    const int64_t most = std::max(kFewestRows, most_bytes / of_row);
     const int64_t chunks = (counted.rows() + most - 1) / most;
     const int64_t of_chunk = chunks == 0 ? 0 : (counted.rows() + chunks - 1) / chunks;
     // The first chunk is as large as any.
-    const auto memory = at::empty({of_chunk, classes.own}, options_of(type));
+    const auto memory = at::empty({of_chunk, columns}, options_of(type));
+    const bool adds_in_product = sums_in_float32(type, hidden.device());
     for (int64_t begin = 0; begin < counted.rows(); begin += of_chunk) {
       const int64_t size = std::min(of_chunk, counted.rows() - begin);
       const auto in = rows.narrow(0, begin, size);
-      auto logits = memory.narrow(0, 0, size);
+      auto padded = memory.narrow(0, 0, size);
+      const auto logits = padded.narrow(1, 0, classes.own);
       if (compute_bias.defined()) {
-        at::addmm_out(logits, compute_bias, in, factors.t());
+        at::addmm_out(padded, compute_bias, in, compute_weight.t());
       } else {
-        at::mm_out(logits, in, factors.t());
+        at::mm_out(padded, in, compute_weight.t());
       }
       sum += loss_and_gradient(
-          logits, counted.narrow(begin, size), classes, how, any ? logits : at::Tensor());
+          padded, counted.narrow(begin, size), classes, how, any ? padded : at::Tensor());
       if (wanted[0]) {
         auto out = of_hidden.narrow(0, begin, size);
-        at::mm_out(out, logits, factors);
+        at::mm_out(out, padded, compute_weight);
       }
       if (wanted[1]) {
         if (!of_weight.defined()) {
-          const bool is_padded = classes.own < weight.size(0);
-          of_weight = is_padded ? at::zeros(weight.sizes(), options_of(type))
-                                : at::empty(weight.sizes(), options_of(type));
+          const bool is_part = classes.own < weight.size(0);
+          const auto of_sum = options_of(adds_in_product ? sum_type : type);
+          of_weight = is_part ? at::zeros(weight.sizes(), of_sum) : at::empty(weight.sizes(), of_sum);
           auto out = without_padding(of_weight);
-          at::mm_out(out, logits.t(), in);
+          if (adds_in_product) {
+            at::mm_out(out, logits.t(), in, sum_type);
+          } else {
+            at::mm_out(out, logits.t(), in);
+          }
+        } else if (adds_in_product) {
+          auto out = without_padding(of_weight);
+          at::addmm_out(out, out, logits.t(), in, sum_type);
         } else if (type == sum_type) {
           without_padding(of_weight).addmm_(logits.t(), in);
         } else {
@@ -754,10 +823,13 @@ CrossEntropyLoss loss_of_hidden(
   const std::array<bool, 3> wanted{
       records && hidden.requires_grad(), records && weight.requires_grad(),
       records && offset && offset->requires_grad()};
-  // Here, where gradients are recorded: autocast keeps the copy for others, who may need its history.
-  const auto compute_weight = casts && type != at::kFloat
-      ? at::autocast::cached_cast(type, weight, device.type()).detach()
-      : weight.detach().to(type);
+  const int64_t columns = padded_columns(classes.own, device);
+  // Here, where gradients are recorded: autocast keeps the copy for others, who may need its history. A copy with
+  // padding is the head's own.
+  const bool shares = casts && type != at::kFloat && columns == classes.own;
+  const auto compute_weight = padded_rows(
+      shares ? at::autocast::cached_cast(type, weight, device.type()).detach() : weight.detach(), classes.own,
+      columns, type);
   return handed_over(
       LinearCrossEntropy::apply(
           hidden, weight, offset, compute_weight, counted, classes, options, wanted),

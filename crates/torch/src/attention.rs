@@ -32,7 +32,8 @@ pub struct AttentionOptions {
 /// computed in float32 on processors without instructions for them, as in [`crate::linear`]. The result is stored in
 /// memory as `[batch, queries, heads, width]`, so that `transpose(1, 2)` and a view join the heads without a copy. The
 /// output of a query that attends to no key is 0. Second derivatives and gradients of the mask are not supported.
-/// Everything else is computed by libtorch.
+/// Everything else is computed by libtorch. On a GPU in 16 bits, a dropout probability that is not a multiple of 1/16 is
+/// computed by its flash or memory-efficient kernel, since cuDNN's may round the probability to sixteenths.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for shapes, kinds or devices that do not match, a probability that is not in `[0,
@@ -133,4 +134,50 @@ fn checked(options: &AttentionOptions) -> Result<ffi::AttentionOptions, Error> {
     }
     // The C++ function takes 0 for the default.
     Ok(ffi::AttentionOptions { dropout, causal, scale: scale.unwrap_or(0.0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ffi::{AttentionCall, AttentionKernel, attention_kernel};
+
+    #[test]
+    fn cudnn_gets_no_dropout_that_it_would_round() {
+        let usual = || AttentionCall {
+            dropout: 0.1,
+            sixteen_bits: true,
+            head_size: 64,
+            value_size: 64,
+            masked: false,
+            causal_rectangle: false,
+            ampere: true,
+        };
+        let (libtorch, flash, efficient) =
+            (AttentionKernel::Libtorch, AttentionKernel::Flash, AttentionKernel::Efficient);
+        let table = [
+            // Multiples of 1/16, which are exact.
+            (AttentionCall { dropout: 0.0, ..usual() }, libtorch),
+            (AttentionCall { dropout: 0.0625, ..usual() }, libtorch),
+            (AttentionCall { dropout: 0.5, masked: true, ..usual() }, libtorch),
+            (AttentionCall { dropout: 1.0, ..usual() }, libtorch),
+            (usual(), flash),
+            (AttentionCall { dropout: 0.05, head_size: 80, value_size: 80, ..usual() }, flash),
+            (AttentionCall { dropout: 0.0626, head_size: 20, value_size: 20, ..usual() }, flash),
+            (AttentionCall { head_size: 192, value_size: 192, ..usual() }, flash),
+            (AttentionCall { head_size: 256, value_size: 256, ..usual() }, efficient),
+            (AttentionCall { value_size: 128, ..usual() }, efficient),
+            (AttentionCall { masked: true, ..usual() }, efficient),
+            (AttentionCall { causal_rectangle: true, ..usual() }, efficient),
+            // cuDNN has no such kernels: libtorch chooses among the others.
+            (AttentionCall { sixteen_bits: false, ..usual() }, libtorch),
+            (AttentionCall { ampere: false, ..usual() }, libtorch),
+        ];
+        for (call, expected) in table {
+            let found = attention_kernel(&call);
+            assert_eq!(
+                found, expected,
+                "dropout {}, head size {}, mask {}",
+                call.dropout, call.head_size, call.masked
+            );
+        }
+    }
 }

@@ -360,6 +360,8 @@ pub(crate) mod ffi {
         label_smoothing: f64,
         z_loss: f64,
         mean: bool,
+        /// Maximum size of the logits in memory, or 0 for the default.
+        logit_bytes: i64,
     }
 
     /// Classes of which a rank has the logits.
@@ -385,6 +387,32 @@ pub(crate) mod ffi {
         causal: bool,
         /// Scale of the attention scores, or 0 for the default, which depends on the width.
         scale: f64,
+    }
+
+    /// Properties of a call of attention on which its kernel on a GPU depends.
+    struct AttentionCall {
+        /// Probability of dropout.
+        dropout: f64,
+        /// `true` for float16 and bfloat16.
+        sixteen_bits: bool,
+        /// Head size of queries and keys.
+        head_size: i64,
+        /// Head size of the values.
+        value_size: i64,
+        masked: bool,
+        /// `true` if each query sees the keys up to its position, of which there are more or fewer.
+        causal_rectangle: bool,
+        /// `true` from capability 8.0 on.
+        ampere: bool,
+    }
+
+    /// Kernel of attention on a GPU.
+    #[derive(Debug)]
+    enum AttentionKernel {
+        /// The one that libtorch chooses, which may be cuDNN's.
+        Libtorch,
+        Flash,
+        Efficient,
     }
 
     /// State of the CUDA runtime on this machine.
@@ -988,6 +1016,8 @@ pub(crate) mod ffi {
             mask: &[TensorRef<'_>],
             options: &AttentionOptions,
         ) -> Result<UniquePtr<Tensor>>;
+        #[allow(dead_code, reason = "its only caller in Rust is a test")]
+        fn attention_kernel(call: &AttentionCall) -> AttentionKernel;
         fn dropout(
             input: &Tensor,
             residual: &[TensorRef<'_>],

@@ -23,18 +23,27 @@ pub struct CrossEntropyOptions {
     /// Reduction of the rows' losses: `Sum`, or `Mean`, which divides by the number of rows that are not ignored.
     /// Defaults to `Mean`.
     pub reduction: Reduction,
+    /// Maximum size in bytes of the logits that [`linear_cross_entropy`] has in memory at a time, for at least 128 rows.
+    /// Defaults to 512 MiB on a GPU and 128 MiB on a CPU.
+    pub logit_bytes: Option<u64>,
 }
 
 impl Default for CrossEntropyOptions {
     /// Returns PyTorch's defaults: −100, 0, and the mean, without a z-loss.
     fn default() -> Self {
-        Self { ignore_index: -100, label_smoothing: 0.0, z_loss: 0.0, reduction: Reduction::Mean }
+        Self {
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            reduction: Reduction::Mean,
+            logit_bytes: None,
+        }
     }
 }
 
 impl CrossEntropyOptions {
     pub(crate) fn for_libtorch(&self, operation: &str) -> Result<ffi::CrossEntropyOptions, Error> {
-        let Self { ignore_index, label_smoothing, z_loss, reduction } = *self;
+        let Self { ignore_index, label_smoothing, z_loss, reduction, logit_bytes } = *self;
         let mean = match reduction {
             Reduction::Mean => true,
             Reduction::Sum => false,
@@ -44,7 +53,10 @@ impl CrossEntropyOptions {
                 )));
             }
         };
-        Ok(ffi::CrossEntropyOptions { ignore_index, label_smoothing, z_loss, mean })
+        // The C++ function takes 0 for the default, and no bound lies below one row.
+        let logit_bytes =
+            logit_bytes.map_or(0, |bytes| i64::try_from(bytes.max(1)).unwrap_or(i64::MAX));
+        Ok(ffi::CrossEntropyOptions { ignore_index, label_smoothing, z_loss, mean, logit_bytes })
     }
 }
 
@@ -105,13 +117,14 @@ pub fn cross_entropy(
 /// head of a language model.
 ///
 /// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. It processes
-/// chunks of rows with at most 128 MiB of logits (at least 128 rows), and computes in the forward the gradients of
+/// chunks of rows with at most [`CrossEntropyOptions::logit_bytes`] of logits, and computes in the forward the gradients of
 /// `hidden`, `weight` and `bias`, as far as they require one. Rows whose target is `ignore_index` are left out of the
 /// products on a CPU: with 15 % of the tokens masked, the head takes 15 % of the time. On a GPU they are computed and
 /// masked, because the host would have to wait for their number.
 ///
 /// Under autocast the products are computed in its type, like those of a linear layer, and everything else in float32.
-/// Gradients have the kinds of their tensors, and that of a float32 weight is accumulated in float32. Outside of
+/// Gradients have the kinds of their tensors, and that of a float32 weight is accumulated in float32. On a GPU the
+/// products have a vocabulary that is rounded up to a multiple of 64, for which they are several times faster. Outside of
 /// autocast `hidden`, `weight` and `bias` must have the same kind. On processors without instructions for 16-bit
 /// products these are computed in float32, several times faster and more exactly.
 ///

@@ -4,7 +4,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Stream.h>
+
+#include <torch/library.h>
 
 #include <cstdint>
 #include <deque>
@@ -44,8 +47,25 @@ void synchronization(const std::string& name);
 // Throws while a graph is captured, and makes that graph unusable.
 void refuse_while_capturing(const std::string& name);
 
+// Adds a launch to the account, where one is open and the thread is not inside of another operator.
+void enter_in_account(const std::string& name, uint64_t bytes);
+// Adds an operator that has run. `fresh` are the results that are not arguments or views of them.
+void enter_in_account(
+    const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments, const std::vector<at::Tensor>& fresh);
+
+bool account_is_open();
+
+// Operators of this thread are parts of one that is one launch on a real GPU: they are not in the account.
+struct Nested {
+  Nested();
+  ~Nested();
+  Nested(const Nested&) = delete;
+  Nested& operator=(const Nested&) = delete;
+};
+
 // Registers the operators; called once.
 void register_operators();
+void register_attention(torch::Library& library);
 bool capturing();
 bool capturing(c10::DeviceIndex device);
 // Makes the graph that is being captured unusable, as an operation does that a capture does not permit.

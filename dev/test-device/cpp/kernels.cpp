@@ -210,7 +210,8 @@ const Kernels& kernels_of(const std::string& file, at::ScalarType type) {
 
 class Emulated : public kernels::Program {
  public:
-  Emulated(const std::string& file, at::ScalarType type) : kernels_(kernels_of(file, type)) {}
+  Emulated(const std::string& file, at::ScalarType type)
+      : kernels_(kernels_of(file, type)), element_size_(c10::elementSize(type)) {}
   explicit Emulated(Kernels kernels) : kernels_(std::move(kernels)) {}
 
   // So that there are several parts, the last of them shorter.
@@ -227,6 +228,7 @@ class Emulated : public kernels::Program {
     TORCH_CHECK(count > 0 && count <= 1024, name, ": ", count, " threads in a block");
     TORCH_CHECK(shared == 0, name, ": the emulation has no dynamic shared memory");
     TORCH_CHECK(bytes == kernel.bytes, name, ": ", bytes, " bytes of arguments, takes ", kernel.bytes);
+    enter_in_account("brigade::" + name, bytes_of_launch(name, blocks, args));
     Block whole(count);
     {
       std::vector<std::jthread> workers;
@@ -247,12 +249,47 @@ class Emulated : public kernels::Program {
     TORCH_CHECK(whole.failure == nullptr, name, ": ", whole.failure.load());
   }
 
+  // For the account: logits are read once, and their gradient is written.
+  uint64_t bytes_of_launch(const std::string& name, kernels::Extent blocks, const void* args) const {
+    if (name != "cross_entropy" && name != "cross_entropy_unaligned") {
+      return 0;
+    }
+    float32::cross_entropy::CrossEntropyArguments a;
+    std::memcpy(&a, args, sizeof(a));
+    return uint64_t{blocks.x} * static_cast<uint64_t>(a.columns) * element_size_ * (a.gradient == nullptr ? 1 : 2);
+  }
+
   const Kernels kernels_;
+  const uint64_t element_size_ = 0;
 };
+
+// Kernels of the cross-entropy, for GPUs made of host memory.
+kernels::Program* emulated_program(const char* file, c10::ScalarType type) {
+  static Emulated bfloat16("cross_entropy", at::kBFloat16);
+  static Emulated float16("cross_entropy", at::kHalf);
+  static Emulated float32("cross_entropy", at::kFloat);
+  if (std::string(file) != "cross_entropy") {
+    return nullptr;
+  }
+  switch (type) {
+    case at::kBFloat16:
+      return &bfloat16;
+    case at::kHalf:
+      return &float16;
+    case at::kFloat:
+      return &float32;
+    default:
+      return nullptr;
+  }
+}
 
 } // namespace
 
 extern "C" {
+
+void fake_gpu_emulate_kernels(bool on) {
+  kernels::set_program_source(on ? emulated_program : nullptr);
+}
 
 // `in`: input, shortcut (null where there is none), weight, bias, running mean and variance, gradient of the output.
 // `out`: output, and the gradients of input, weight, bias and shortcut.

@@ -452,6 +452,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   for (const IValue& value : results) {
     outputs.push_back(with_tensors(value, [&](const Tensor& it) { return views.back(it, &fresh); }));
   }
+  enter_in_account(op, arguments, fresh);
   if (recorded) {
     std::vector<IValue> kept;
     std::vector<std::pair<Tensor, Tensor>> same;
@@ -584,6 +585,7 @@ Tensor& copy(Tensor& self, const Tensor& given, bool non_blocking) {
   if (self.numel() == 0) {
     return self;
   }
+  enter_in_account("aten::copy_", self.nbytes() + std::min(given.nbytes(), source.nbytes()));
   if (self.is_cuda() && source.is_cuda()) {
     for (const Tensor& tensor : {self, source}) {
       touch(tensor.device().index());
@@ -649,6 +651,9 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   if (!train.value_or(true) || input.numel() == 0) {
     return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
   }
+  // Read, write, and a byte of the mask.
+  enter_in_account("aten::native_dropout", 2 * input.nbytes() + input.numel());
+  Nested nested;
   if (p == 1) {
     return {at::zeros_like(input), at::zeros_like(input, input.options().dtype(at::kBool))};
   }
@@ -656,10 +661,31 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   return {input.mul(mask).mul_(1 / (1 - p)), mask};
 }
 
-int64_t attention_by_plain_operators(
-    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool, std::optional<double>,
-    bool) {
-  return 0;
+void check_product_type(const Tensor& operand, at::ScalarType type, const Tensor& out) {
+  const bool is_short = operand.scalar_type() == at::kHalf || operand.scalar_type() == at::kBFloat16;
+  TORCH_CHECK(
+      type == operand.scalar_type() || (type == at::kFloat && is_short),
+      "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs");
+  TORCH_CHECK(out.scalar_type() == type, "out_dtype must be the same as the dtype of the provided out tensor");
+}
+
+// Products of 16 bits with a result of 32, for which the CPU has no kernels.
+Tensor& mm_with_type(const Tensor& self, const Tensor& other, at::ScalarType type, Tensor& out) {
+  check_product_type(self, type, out);
+  enter_in_account("aten::mm", 0);
+  Nested nested;
+  Below below;
+  return out.copy_(self.to(type).mm(other.to(type)));
+}
+
+Tensor& addmm_with_type(
+    const Tensor& self, const Tensor& one, const Tensor& other, at::ScalarType type, const at::Scalar& beta,
+    const at::Scalar& alpha, Tensor& out) {
+  check_product_type(one, type, out);
+  enter_in_account("aten::addmm", 0);
+  Nested nested;
+  Below below;
+  return out.copy_(self.mul(beta).add_(one.to(type).mm(other.to(type)), alpha));
 }
 
 bool no_library_for_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
@@ -759,7 +785,9 @@ void register_operators() {
   library->impl("_local_scalar_dense", TORCH_FN(local_scalar));
   library->impl("record_stream", TORCH_FN(record_stream_of));
   library->impl("native_dropout", TORCH_FN(native_dropout));
-  library->impl("_fused_sdp_choice", TORCH_FN(attention_by_plain_operators));
+  register_attention(*library);
+  library->impl("mm.dtype_out", TORCH_FN(mm_with_type));
+  library->impl("addmm.dtype_out", TORCH_FN(addmm_with_type));
   for (const char* name : {"_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"}) {
     library->impl(name, TORCH_FN(no_library_for_ctc));
     library->impl((std::string(name) + ".Tensor").c_str(), TORCH_FN(no_library_for_ctc_of_tensors));

@@ -14,13 +14,14 @@
 //! - A graph that is captured has its memory as before the capture, since a capture runs nothing on a real GPU.
 //! - An operator that the CPU has a kernel for runs that kernel, even where libtorch makes it of others on a real GPU.
 //!   So results have the bits of the CPU, except for attention, LSTM and GRU layers, which are made of plain
-//!   operators, and dropout, whose numbers come from the device's generator. Whether a real GPU has an operator for
+//!   operators (attention of two fused ones while [`account`] runs), and dropout, whose numbers come from the device's generator. Whether a real GPU has an operator for
 //!   an element type, these do not show.
 //! - Sparse, nested and quantized tensors are errors, and so are the operators that libtorch has for CUDA alone:
 //!   `batch_norm_stats`, `batch_norm_elemt`, `batch_norm_gather_stats` and their kin, `_flash_attention_forward`,
 //!   `_efficient_attention_forward`, `_scaled_grouped_mm`, `_fused_dropout`, `_conv_depthwise2d` when it is called by
 //!   that name, `_weight_int4pack_mm`, and all `cudnn_*` and `miopen_*`.
 
+mod account;
 mod graphs;
 
 use std::ffi::c_void;
@@ -29,6 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tch::Tensor;
 
+pub use self::account::{Account, OperatorTotals, account};
 pub use crate::error::FakeError;
 use crate::ffi;
 

@@ -142,3 +142,19 @@ pub fn kept_by_dropout(
     ffi::result(message)?;
     Ok(outputs)
 }
+
+/// Runs the function while operations on GPUs made of host memory call the kernels of the cross-entropy, which are
+/// emulated: a thread for each one of a block. Without it they call libtorch's operators, as on a GPU without NVRTC.
+pub fn emulated<R>(function: impl FnOnce() -> R) -> R {
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            // SAFETY: takes a Boolean.
+            unsafe { ffi::fake_gpu_emulate_kernels(false) };
+        }
+    }
+    // SAFETY: takes a Boolean.
+    unsafe { ffi::fake_gpu_emulate_kernels(true) };
+    let _off = Off;
+    function()
+}

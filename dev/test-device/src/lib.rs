@@ -3,8 +3,9 @@
 //! A libtorch for CPUs has no kernel for CUDA. [`fake::install`] makes it believe that it has CUDA devices: their
 //! memory is the host's, and their operators are the CPU's. Tests then hold, without a GPU, that tensors are on the
 //! device where they belong, that nothing waits for the device without need, that copies from pinned memory are waited
-//! for, and that generators of different devices have states of their own. What a GPU computes, and how fast, they
-//! do not show.
+//! for, and that generators of different devices have states of their own. [`fake::account`] counts the operators of a
+//! training step and the bytes that they move, so that a ceiling fails where a change brings a cast or a copy back. What
+//! a GPU computes, and how fast, they do not show.
 //!
 //! [`device`] is the device that the variable `BRIGADE_TEST_DEVICE` names, so that one test runs on the CPU, on such
 //! GPUs, and on a real one.

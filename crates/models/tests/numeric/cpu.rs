@@ -1,5 +1,6 @@
 //! What is held on the CPU alone: networks that consist of the same layers as smaller ones, and transformers' draws.
 
+mod account;
 mod context_parallel;
 mod deferred;
 mod dispatch;

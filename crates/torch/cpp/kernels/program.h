@@ -41,6 +41,11 @@ class Program {
 // (BRIGADE_FUSED). The first call that returns null for a reason the user may not expect warns.
 Program* program(const char* file, const at::Tensor& like);
 
+// Source of a file's kernels for a type of elements; null where there are none.
+using ProgramSource = Program* (*)(const char* file, c10::ScalarType type);
+// Replaces the kernels of all GPUs by those of the source, for tests. Null restores them.
+void set_program_source(ProgramSource source);
+
 // Number of blocks of `by` that hold `of` items.
 inline unsigned quotient_up(int64_t of, int64_t by) {
   return static_cast<unsigned>((of + by - 1) / by);

@@ -83,8 +83,8 @@ impl Case {
         let device = queries.device();
         let before = rng_state(device).unwrap();
         let size = keys.size();
-        let unit =
-            Tensor::eye(size[2], (Kind::Float, device)).expand([size[0], size[1], -1, -1], false);
+        let unit = Tensor::eye(size[2], (queries.kind(), device))
+            .expand([size[0], size[1], -1, -1], false);
         let dropped = self.attend(&[queries.shallow_clone(), keys.shallow_clone(), unit], dropout);
         set_rng_state(device, &before).unwrap();
         dropped.ne(0.0)
@@ -154,6 +154,35 @@ fn it_drops_as_much_as_was_asked_for() {
     assert!((kept - 0.9 * count).abs() < 5.0 * (count * 0.09).sqrt(), "{kept} of {count}");
     let first = case.attend(&case.leaves, 0.1);
     assert!(!first.equal(&case.attend(&case.leaves, 0.1)));
+}
+
+/// Some of cuDNN's kernels round the probability to sixteenths.
+#[test]
+fn sixteen_bits_drop_as_much_as_was_asked_for() {
+    let _generator = alone();
+    // Values as wide as there are keys: a unit matrix of them shows the weights.
+    let case = Case::new("", [4, 16, 128, 64], [16, 64, 64]);
+    let count = (4 * 16 * 128 * 64) as f64;
+    let mask = Tensor::ones([4, 1, 1, 64], (Kind::Bool, numeric_device()));
+    for kind in [Kind::BFloat16, Kind::Half] {
+        for dropout in [0.1, 0.05, 0.125] {
+            for mask in [None, Some(&mask)] {
+                let case = Case {
+                    leaves: case.leaves.each_ref().map(|leaf| leaf.to_kind(kind)),
+                    mask: mask.map(Tensor::shallow_clone),
+                    ..Case::new("", [1; 4], [1; 3])
+                };
+                let kept = case.kept(dropout).sum(Kind::Int64).int64_value(&[]) as f64;
+                let deviation = (count * dropout * (1.0 - dropout)).sqrt();
+                assert!(
+                    (kept - (1.0 - dropout) * count).abs() < 5.0 * deviation,
+                    "{kind:?}, dropout {dropout}, mask {}: {} was dropped",
+                    mask.is_some(),
+                    1.0 - kept / count
+                );
+            }
+        }
+    }
 }
 
 #[test]
