@@ -278,7 +278,7 @@ fn program_of(
 fn the_archive_has_program_licences_completions_and_manual() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
-    let (_folder, program) = program_of(&archive, &target, Command::new);
+    let (_folder, program) = program_of(&archive, &target, |program| Command::new(program));
     let loading = Loading::of(&program);
     assert!(loading.has_interpreter && loading.libraries > 0, "{loading:?}");
 }
@@ -286,7 +286,8 @@ fn the_archive_has_program_licences_completions_and_manual() {
 #[needs(StaticPackage)]
 fn the_static_program_needs_no_library_and_launches() {
     let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
-    let (folder, program) = program_of(&static_package().unwrap(), &target, Command::new);
+    let (folder, program) =
+        program_of(&static_package().unwrap(), &target, |program| Command::new(program));
     let loading = Loading::of(&program);
     assert_eq!(loading, Loading { has_interpreter: false, libraries: 0 });
     let run = |words: &[&str]| {
@@ -355,7 +356,7 @@ fn lists_of_components_have_versions_licences_and_checksums() {
 fn a_new_project_trains_with_the_packages_alone() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
-    let (_program_folder, program) = program_of(&archive, &target, Command::new);
+    let (_program_folder, program) = program_of(&archive, &target, |program| Command::new(program));
     let registry = Registry::new(&packages().unwrap().join("crates"));
     let folder = tempfile::tempdir().unwrap();
     let run = |place: &str, words: &[&str]| {
