@@ -14,7 +14,13 @@ fn main() {
     let mut build = cc::Build::new();
     build
         .cpp(true)
-        .files(["cpp/device.cpp", "cpp/operators.cpp", "cpp/attention.cpp", "cpp/account.cpp", "cpp/kernels.cpp"])
+        .files([
+            "cpp/device.cpp",
+            "cpp/operators.cpp",
+            "cpp/attention.cpp",
+            "cpp/account.cpp",
+            "cpp/kernels.cpp",
+        ])
         .include("../../crates/torch/cpp")
         .include("../../crates/torch/kernels")
         // libtorch's own headers need it from 2.11 on.

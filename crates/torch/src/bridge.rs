@@ -15,7 +15,7 @@ use tch::Tensor;
 
 use crate::bucket::Bucket;
 use crate::error::Error;
-use crate::kernels::{kernel_code, kernel_files, kernel_obstacle};
+use crate::kernel_code::{compiled_code, kernel_files, kernel_obstacle};
 
 /// Time limit of an operation that uses its group's limit: c10d's `kUnsetTimeout`.
 pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;
@@ -25,6 +25,16 @@ pub(crate) struct Blob {
     pub(crate) address: usize,
     /// Dropped with the box, when libtorch frees the tensor's storage.
     pub(crate) _memory: Box<dyn std::any::Any + Send>,
+}
+
+fn kernel_code(
+    file: &str,
+    element: i32,
+    capability: i32,
+    nvrtc: &str,
+) -> Result<ffi::KernelCode, Error> {
+    let (code, remark) = compiled_code(file, element, capability, nvrtc)?;
+    Ok(ffi::KernelCode { code, remark })
 }
 
 fn blob_address(blob: &Blob) -> usize {

@@ -1,14 +1,11 @@
 //! GPU kernels of Brigade: which ones are used, and their compiled code.
 
-use std::path::Path;
-
-use brigade_dylib_call::Nvrtc;
-use brigade_kernels::{Cache, Element, FILES, FUSED_VARIABLE, File, Fused, Variant};
 use tch::{Device, Kind};
 
 use crate::bridge::ffi;
 use crate::device::{cuda_compiled, gpu};
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+use crate::kernel_code::fused;
 
 /// State of one file of GPU kernels on a device, as [`prepare_kernels`] returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,46 +49,6 @@ pub fn check_fused() -> Result<(), Error> {
     fused().map(drop)
 }
 
-fn fused() -> Result<Fused, Error> {
-    Fused::from_env().map_err(|error| Error::new(ErrorKind::InvalidArgument, error))
-}
-
-fn file(name: &str) -> Result<&'static File, Error> {
-    File::find(name)
-        .ok_or_else(|| Error::invalid_argument(format!("there is no file of kernels {name}")))
-}
-
-fn element(number: i32) -> Option<Element> {
-    Element::ALL.into_iter().find(|element| i64::from(element.number()) == i64::from(number))
-}
-
-pub(crate) fn kernel_files() -> Vec<String> {
-    FILES.iter().map(|file| file.name.to_owned()).collect()
-}
-
-pub(crate) fn kernel_obstacle(name: &str, number: i32, capability: i32) -> Result<String, Error> {
-    if !fused()?.contains(name) {
-        return Ok(format!("off by {FUSED_VARIABLE}"));
-    }
-    let obstacle = file(name)?.obstacle(element(number), capability.unsigned_abs());
-    Ok(obstacle.unwrap_or_default())
-}
-
-pub(crate) fn kernel_code(
-    name: &str,
-    number: i32,
-    capability: i32,
-    nvrtc: &str,
-) -> Result<ffi::KernelCode, Error> {
-    let element = element(number)
-        .ok_or_else(|| Error::invalid_argument(format!("there is no type {number} of elements")))?;
-    let variant = Variant { file: file(name)?, element, capability: capability.unsigned_abs() };
-    let failed = |error: &dyn std::fmt::Display| Error::invalid_argument(error.to_string());
-    let compiler = Nvrtc::load(Path::new(nvrtc)).map_err(|error| failed(&error))?;
-    let code = Cache::of_user().code(&variant, &compiler).map_err(|error| failed(&error))?;
-    Ok(ffi::KernelCode { code: code.bytes, remark: code.remark.unwrap_or_default() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,14 +56,5 @@ mod tests {
     #[test]
     fn a_cpu_has_no_gpu_kernels() {
         assert_eq!(prepare_kernels(Device::Cpu, Kind::BFloat16).unwrap(), []);
-    }
-
-    #[test]
-    fn obstacles_are_reported_and_unknown_files_are_errors() {
-        assert_eq!(kernel_obstacle("norm_relu", 0, 90).unwrap(), "");
-        assert_eq!(kernel_obstacle("norm_relu", -1, 90).unwrap(), "needs bfloat16 or float16");
-        assert!(kernel_obstacle("nothing", 0, 90).is_err());
-        assert!(kernel_code("norm_relu", 0, 90, "/nothing/libnvrtc.so").is_err());
-        assert_eq!(kernel_files().len(), FILES.len());
     }
 }

@@ -76,6 +76,7 @@ pub mod gradients;
 mod graph;
 mod group;
 mod hook;
+mod kernel_code;
 mod kernels;
 mod linear;
 mod loss_flag;

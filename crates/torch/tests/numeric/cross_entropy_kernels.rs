@@ -83,18 +83,18 @@ fn by_operations(
     let mut losses = logs.gather(1, &places, false) * -(1.0 - label_smoothing);
     let spread = label_smoothing / classes as f64;
     if label_smoothing > 0.0 {
-        losses = losses - logs.sum_dim_intlist(1, true, kind) * spread;
+        losses -= logs.sum_dim_intlist(1, true, kind) * spread;
     }
     let mut gradient = logs.exp();
     if z_loss > 0.0 {
         let log_sum = rows.to_kind(kind).logsumexp(1, true);
-        losses = losses + log_sum.square() * z_loss;
-        gradient = gradient * (log_sum * (2.0 * z_loss) + 1.0);
+        losses += log_sum.square() * z_loss;
+        gradient *= log_sum * (2.0 * z_loss) + 1.0;
     }
-    gradient = gradient - spread;
+    gradient -= spread;
     let hit = Tensor::full(places.size(), -(1.0 - label_smoothing), (kind, Device::Cpu));
     gradient = gradient.scatter_add(1, &places, &hit) * SCALE;
-    gradient = gradient / count.unwrap_or(1).max(1) as f64;
+    gradient /= count.unwrap_or(1).max(1) as f64;
     let whole = Tensor::zeros(logits.size(), (kind, Device::Cpu));
     whole.narrow(1, 0, classes).copy_(&gradient.masked_fill(&ignored.unsqueeze(1), 0.0));
     let losses = losses.squeeze_dim(1).masked_fill(&ignored, 0.0);
