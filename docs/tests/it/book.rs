@@ -253,7 +253,7 @@ fn other_commands_are_known() {
                     ["cargo", "run", "--release", "--features", "cuda"] => new.contains(command),
                     ["cargo", ..] => newcomer.contains(&format!("\"{command}\"")),
                     // A test of the packages does this (crates/cli/tests/needs/packages.rs).
-                    ["pip", "install", "target/dist/brigade-*.whl"] => true,
+                    ["pip", "install", "target/dist/brigade-*_x86_64.whl"] => true,
                     ["pip", "uninstall", "brigade"] => true,
                     ["python", "-m", "brigade", "launch", ..] => true,
                     ["srun", "--ntasks-per-node=1", "brigade", ..] => true,
