@@ -141,7 +141,7 @@ const LAUNCHERS: &[(&str, &str)] = &[
     ("CLICOLOR_FORCE", "colours without a terminal, where the setting `color` is `auto`"),
     (
         "XDG_CACHE_HOME",
-        "parent of the folder `brigade` for libtorch, the self-test, notebooks and compiled GPU kernels. Defaults to \
+        "parent of the folder `brigade` for libtorch, the self-test, notebooks, compiled C++ and compiled GPU kernels. Defaults to \
          `~/.cache`",
     ),
     (
@@ -155,6 +155,11 @@ const PROGRAMS: &[(&str, &str)] = &[
     (
         "BRIGADE_FUSED",
         "`0`: GPU operations use libtorch's kernels, not Brigade's; `-cross_entropy,-norm_relu`: those two do",
+    ),
+    (
+        "BRIGADE_OBJECT_CACHE",
+        "read by cargo builds: folder for Brigade's compiled C++; empty: compiles it in each project. Defaults to \
+         `objects` in the cache folder",
     ),
     (
         "BRIGADE_KEEP_MEMORY",
