@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-fn docs() -> &'static Path {
+pub(crate) fn docs() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     docs().parent().unwrap()
 }
 
@@ -307,51 +307,6 @@ fn every_variable_of_brigade_is_in_the_reference() {
     }
     assert!(looked_at.len() > 10, "{looked_at:?}");
     assert!(missing.is_empty(), "crates/cli/tests/it/reference.rs has no row for {missing:?}");
-}
-
-#[test]
-fn the_page_of_events_has_all_events_causes_and_fields() {
-    let source = root().join("crates/rendezvous/src/formation/job_event.rs");
-    let source = fs::read_to_string(source).unwrap();
-    let page = &pages()["events.md"];
-    let declarations = source.split("/// An event and its time").next().unwrap();
-    let (mut found, mut missing) = (0, Vec::new());
-    for line in declarations.lines().filter(|line| line.starts_with("    ")) {
-        // A field `rank: usize`, or a variant `Join {`, `Cause(...)`, `HostLost,`.
-        let text = line.trim().trim_start_matches("pub ");
-        let end = text.find(|letter: char| !letter.is_ascii_alphabetic() && letter != '_');
-        let (name, rest) = text.split_at(end.unwrap_or(text.len()));
-        let is_variant = name.starts_with(|letter: char| letter.is_ascii_uppercase());
-        if name.is_empty() || name == "Unknown" || !(is_variant || rest.starts_with(": ")) {
-            continue;
-        }
-        let name = snake_case(name);
-        found += 1;
-        if !page.contains(&format!("`{name}`")) && !is_listed(page, &name) {
-            missing.push(name);
-        }
-    }
-    assert!(missing.is_empty(), "docs/events.md does not have {missing:?}");
-    assert!(found > 40, "{found} names");
-}
-
-fn snake_case(name: &str) -> String {
-    let mut snake = String::new();
-    for letter in name.chars() {
-        if letter.is_ascii_uppercase() && !snake.is_empty() {
-            snake.push('_');
-        }
-        snake.push(letter.to_ascii_lowercase());
-    }
-    snake
-}
-
-/// Returns `true` if the page has the name in a list of fields of an object: `{host, node_rank}`.
-fn is_listed(page: &str, name: &str) -> bool {
-    page.split('{')
-        .skip(1)
-        .filter_map(|rest| rest.split('}').next())
-        .any(|fields| fields.split(", ").any(|field| field == name))
 }
 
 #[test]
