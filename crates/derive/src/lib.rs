@@ -1,4 +1,14 @@
 //! The derive macro `Batch` of [Brigade](https://docs.rs/brigade), documented as `brigade::data::Batch`.
+//!
+//! With the crate `brigade`, whose tests compile this example:
+//!
+//! ```text
+//! #[derive(Batch)]
+//! struct Pair {
+//!     left: Tensor,
+//!     right: Tensor,
+//! }
+//! ```
 
 mod batch;
 

@@ -8,6 +8,17 @@
 //! - [`Report`] writes them as a table, or as JSON.
 //!
 //! [`Facts::gather`] returns the facts of this host alone, for a bug report.
+//!
+//! ```
+//! use brigade_doctor::{Facts, Question, other_versions};
+//! use brigade_hardware::Sources;
+//!
+//! let facts = Facts::gather(&Sources::system(), &Question::default());
+//! assert!(facts.memory.total_bytes > 0);
+//! for finding in other_versions(&facts) {
+//!     println!("{}: {}", finding.found, finding.remedy);
+//! }
+//! ```
 
 mod checks;
 mod cluster;

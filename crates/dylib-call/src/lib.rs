@@ -5,6 +5,21 @@
 //! inherited, as it would be by `fork`. [`Entry`] is a record in the library that says where its function is;
 //! [`Address`] names the record for another process, which checks it before it calls the function.
 //!
+//! ```
+//! use brigade_dylib_call::Entry;
+//!
+//! extern "C" fn run() -> i32 {
+//!     3
+//! }
+//! static ENTRY: Entry = Entry::new(run);
+//!
+//! // Another process that can load the same file calls the function by this address. Here the file is the program,
+//! // which no process can load as a library.
+//! let address = ENTRY.address()?;
+//! assert_eq!(address.object, std::env::current_exe()?);
+//! assert!(address.call().is_err());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //! [`Nvrtc`] calls NVIDIA's run-time compiler, whose library comes with libtorch for CUDA.
 //!
 //! This is the second crate with unsafe code, beside the border with libtorch, because the program that loads such

@@ -8,6 +8,16 @@
 //! - [`Project::configure`] writes `.cargo/libtorch.toml`, which sets the location of libtorch for plain cargo commands
 //!   (`LIBTORCH`) and for the dynamic loader of programs (the run path). [`Project::remove`] undoes that.
 //!
+//! ```
+//! use brigade_libtorch_setup::{Cache, Kind, Libtorch, Pins};
+//!
+//! let (cache, pins) = (Cache::of_user()?, Pins::embedded()?);
+//! match Libtorch::find_fetched(Kind::Cpu, &cache, &pins)? {
+//!     Some(libtorch) => println!("{} in {}", libtorch.version(), libtorch.folder().display()),
+//!     None => println!("`brigade setup` fetches libtorch into {}", cache.root().display()),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //! Error messages are for the user: one line each, with what to do.
 
 mod cache;

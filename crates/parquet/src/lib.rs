@@ -2,6 +2,27 @@
 //!
 //! A damaged file is an [`Error`]: the sizes that it declares are compared with the file before memory is allocated, and
 //! panics of the crate `parquet` are caught.
+//!
+//! ```
+//! use brigade_parquet::Table;
+//!
+//! let missing = Table::open("reviews.parquet").unwrap_err();
+//! assert!(missing.to_string().contains("reviews.parquet"), "{missing}");
+//! ```
+//!
+//! A table with rows:
+//!
+//! ```no_run
+//! use brigade_parquet::{Error, Table};
+//!
+//! let table = Table::open("reviews.parquet")?;
+//! let text = table.column(&["text"]).expect("a column of texts");
+//! table.values(text, |value| {
+//!     println!("{value:?}");
+//!     Ok::<(), Error>(())
+//! })?;
+//! # Ok::<(), Error>(())
+//! ```
 
 mod pages;
 

@@ -16,6 +16,18 @@
 //! - Text from a peer goes through [`printable`](brigade_rank_env::text::printable) where it is decoded: control
 //!   characters escaped, at most 200 characters.
 //!
+//! ```
+//! use std::time::Duration;
+//! use brigade_rendezvous::{Action, AgentId, Event, Formation, Join, Rules, ToAgent};
+//!
+//! // One host with four ranks joins a job that needs no other one.
+//! let mut formation = Formation::new(Rules { run_id: "night".into(), ..Rules::default() });
+//! let join = Join { run_id: "night".into(), nproc: 4, port: 29_500, ..Join::new("node1") };
+//! let joined = Event::Joined { agent: AgentId(1), join, seen: None, remote: false };
+//! let actions = formation.handle(Duration::ZERO, joined);
+//! let Some(Action::Send(AgentId(1), ToAgent::Start(part))) = actions.last() else { panic!() };
+//! assert_eq!((part.world_size, part.num_nodes), (4, 1));
+//! ```
 //! # Attempts
 //!
 //! An agent stops an attempt and begins the next one only on a message of the coordinator. After a failure, a lost host

@@ -13,6 +13,14 @@
 //! A session ends with the process that started it: [`reexec`] starts every ssh client through a role of this
 //! executable that asks the kernel for that.
 //!
+//! ```
+//! use brigade_ssh::HostSpec;
+//!
+//! let hosts = HostSpec::parse_list("node1:4,ada@node2")?;
+//! assert_eq!((hosts[0].name.as_str(), hosts[0].slots), ("node1", Some(4)));
+//! assert_eq!(hosts[1].user.as_deref(), Some("ada"));
+//! # Ok::<(), brigade_ssh::HostListError>(())
+//! ```
 //! # How a job starts over ssh
 //!
 //! `brigade launch --hosts` opens no port. The launcher starts `brigade __agent` on each host through one line of

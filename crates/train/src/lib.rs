@@ -5,6 +5,30 @@
 //! Accelerator in place of the loss's, and update metrics with [`update_metric`](Accelerator::update_metric). Without a
 //! launcher, the same program runs as one process.
 //!
+//! ```
+//! use brigade_data::DataLoader;
+//! use brigade_datasets::Digits;
+//! use brigade_models::Cnn;
+//! use brigade_nn::Model;
+//! use brigade_optim::Adam;
+//! use brigade_train::Accelerator;
+//!
+//! let accelerator = Accelerator::new()?;
+//! let model = Model::new(Cnn::new)?;
+//! let optimizer = Adam::default().lr(5e-3).build(&model)?;
+//! let train = DataLoader::new(Digits::train()?.resize(28, 28)?).batch_size(64).shuffle(true);
+//! let (mut model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+//!
+//! model.train();
+//! for batch in &train {
+//!     let (images, labels) = batch?.into_data();
+//!     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+//!     accelerator.backward(&loss)?;
+//!     optimizer.step()?;
+//!     optimizer.zero_grad()?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //! Its parts serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
 //! [`GradientAccumulator`], [`ClipNorm`] and [`clip_grad_value`] (gradients), [`GradScaler`] and
 //! [`AutocastOptions`] (precision), [`PreparedLoader::new`] (data), [`Checkpoints`] and [`Stateful`], and
