@@ -60,7 +60,7 @@ pub(crate) fn run(args: &KernelsArgs, mut out: impl Write) -> anyhow::Result<()>
                 bail!(remark);
             }
             let verb = match code.origin {
-                Origin::Cached => "is there",
+                Origin::Cached => "already compiled",
                 Origin::Compiled => "compiled",
             };
             let (name, element) = (file.name, element.name());

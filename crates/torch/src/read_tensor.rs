@@ -4,6 +4,7 @@ use std::panic::resume_unwind;
 use std::thread;
 
 use brigade_checkpoint::{Error as FileError, Region, TensorReader};
+use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
 use crate::dtype::loaded_kind;
@@ -104,19 +105,21 @@ impl<'r> TensorRead<'r> {
             return fill_converted(&mut self.into, kind, region, PART_BYTES, read);
         }
         let parts = region.parts((bytes / threads).div_ceil(kind.elt_size_in_bytes()) as u64);
-        let mut tasks = Vec::with_capacity(parts.len());
-        for part in parts {
-            tasks.push((narrowed(&self.into, region, &part)?, part));
-        }
-        // Parts of rows are at most as many as the threads, and one more for the rest.
+        let tasks = parts.into_iter().map(|part| Ok((narrowed(&self.into, region, &part)?, part)));
+        let tasks = Mutex::new(tasks.collect::<Result<Vec<(Tensor, Region)>, Error>>()?);
+        let fill = || {
+            loop {
+                let task = tasks.lock().pop();
+                let Some((mut into, part)) = task else { return Ok(()) };
+                fill_converted(&mut into, kind, &part, PART_BYTES, read)?;
+            }
+        };
         thread::scope(|scope| {
-            let fill = |(mut into, part): (Tensor, Region)| {
-                fill_converted(&mut into, kind, &part, PART_BYTES, read)
-            };
-            let own = tasks.pop();
-            let others: Vec<_> =
-                tasks.into_iter().map(|task| scope.spawn(move || fill(task))).collect();
-            let own = own.map_or(Ok(()), fill);
+            // Where the system has no thread left, fewer threads read everything.
+            let others: Vec<_> = (1..threads)
+                .filter_map(|_| thread::Builder::new().spawn_scoped(scope, fill).ok())
+                .collect();
+            let own = fill();
             others
                 .into_iter()
                 .map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))

@@ -74,7 +74,7 @@ fn a_program_finds_the_files_that_the_command_has_written() {
     assert_eq!(fs::read_dir(&folder).unwrap().count(), files);
     let again = build(&library, &folder, "90");
     let text = String::from_utf8_lossy(&again.stdout);
-    assert!(text.contains("is there") && !text.contains("compiled"), "{text}");
+    assert!(text.contains(": already compiled") && !text.contains(": compiled"), "{text}");
 }
 
 #[test]
