@@ -16,6 +16,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, raise};
 use nix::sys::time::TimeVal;
 
+use super::quick_exit;
 use crate::cargo;
 
 /// Variable with the file for the durations of tests.
@@ -74,7 +75,9 @@ pub(super) fn measure_tests(nextest: &mut Command, xtask: &Path, file: &Path) ->
 pub(crate) fn measure(command: &[OsString]) -> Result<ExitCode> {
     let [program, arguments @ ..] = command else { bail!("no program to measure is named") };
     let started = Instant::now();
-    let status = Command::new(program).args(arguments).status();
+    let mut command = Command::new(program);
+    quick_exit::preload(command.args(arguments));
+    let status = command.status();
     let status = status.with_context(|| format!("cannot start {}", program.display()))?;
     let elapsed = started.elapsed();
     let names = (env::var("NEXTEST_BINARY_ID"), env::var("NEXTEST_TEST_NAME"));
