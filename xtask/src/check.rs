@@ -1,12 +1,13 @@
 //! `cargo xtask check`: runs all lints, the fastest first, with warnings as errors.
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use brigade_test_needs::installed;
+use tempfile::NamedTempFile;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
@@ -21,10 +22,14 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let mut lints = Lints::default();
     lints.run(FMT, || Ok(cargo.run(&["fmt", "--all", "--check"])?.success()))?;
     lints.run("tidy", || Ok(tidy::run(checkout, false)? == ExitCode::SUCCESS))?;
+    // It waits for the registry for most of its time.
+    let package = Background::start(&mut publish_check(&cargo, checkout)?)?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     lints.run("clippy", || Ok(cargo.run(&clippy)?.success()))?;
-    lints.run("doc", || Ok(cargo::run(&mut document_all(&cargo))?.success()))?;
-    lints.run("package (what crates.io would refuse)", || Ok(cargo.run(&PACKAGE)?.success()))?;
+    lints.run("doc", || {
+        Ok(cargo::run(with_clippys_results(&mut document_all(&cargo)))?.success())
+    })?;
+    lints.run("package (what crates.io would refuse)", || package.finish())?;
     lints.run("semver", || semver::run_if_installed(checkout))?;
     lints.run("schemas", || schemas(checkout))?;
     Ok(lints.conclude())
@@ -55,6 +60,55 @@ pub(crate) fn run_on(checkout: &Checkout, packages: &[String]) -> Result<ExitCod
         lints.run("doc", || Ok(cargo::run(&mut document)?.success()))?;
     }
     Ok(lints.conclude())
+}
+
+/// A command that runs beside others; what it prints is shown at its end.
+struct Background {
+    line: String,
+    child: Child,
+    output: NamedTempFile,
+}
+
+impl Background {
+    fn start(command: &mut Command) -> Result<Self> {
+        let output = NamedTempFile::new().context("cannot make a temporary file")?;
+        let file = |file: &NamedTempFile| file.reopen().context("cannot open a temporary file");
+        command.stdin(Stdio::null()).stdout(file(&output)?).stderr(file(&output)?);
+        let line = cargo::line(command);
+        let child = command.spawn().with_context(|| format!("cannot start {line}"))?;
+        Ok(Self { line, child, output })
+    }
+
+    fn finish(mut self) -> Result<bool> {
+        eprintln!("$ {}", self.line);
+        let status = self.child.wait().with_context(|| format!("cannot wait for {}", self.line))?;
+        let text = fs::read(self.output.path()).context("cannot read a temporary file")?;
+        eprint!("{}", String::from_utf8_lossy(&text));
+        Ok(status.success())
+    }
+}
+
+/// Returns the command that checks what a crate needs to be published, with a target folder of its own, so that neither
+/// it nor a compilation waits for the other's lock.
+fn publish_check(cargo: &Cargo<'_>, checkout: &Checkout) -> Result<Command> {
+    let mut command = cargo.command(&PACKAGE);
+    command.arg("--target-dir").arg(Workspace::of(checkout)?.target.join("publish"));
+    Ok(command)
+}
+
+/// Has `cargo doc` take the crates that `cargo clippy` has checked, instead of checking each of them once more: the variables
+/// with which clippy calls the compiler are part of cargo's fingerprints.
+fn with_clippys_results(doc: &mut Command) -> &mut Command {
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).output();
+    let sysroot = sysroot.ok().filter(|it| it.status.success());
+    let sysroot = sysroot.and_then(|it| String::from_utf8(it.stdout).ok());
+    let driver = sysroot.map(|it| Path::new(it.trim()).join("bin/clippy-driver"));
+    if let Some(driver) = driver.filter(|it| it.is_file()) {
+        let separator = "__CLIPPY_HACKERY__";
+        doc.env("RUSTC_WORKSPACE_WRAPPER", driver);
+        doc.env("CLIPPY_ARGS", format!("-D{separator}warnings{separator}"));
+    }
+    doc
 }
 
 const FMT: &str = "fmt (run `cargo fmt --all`)";

@@ -29,6 +29,7 @@ use crate::nextest::Nextest;
 use crate::package;
 use crate::workspace::Workspace;
 
+use quick_exit::QuickExit;
 use temporary::{TMPDIR, Temporary};
 
 /// Selection of the tests to run.
@@ -81,6 +82,7 @@ struct Run<'a> {
     reports: TempDir,
     /// Program that starts and measures each test.
     measuring: PathBuf,
+    quick_exit: QuickExit,
     /// Stages with their durations.
     stages: Vec<(&'static str, Duration)>,
     /// Arguments that selected the tests of the last run.
@@ -97,6 +99,7 @@ impl<'a> Run<'a> {
             workspace: Workspace::of(checkout)?,
             nextest: Nextest::find_or_install(checkout)?,
             temporary: Temporary::new()?,
+            quick_exit: QuickExit::compile(reports.path()),
             reports,
             stages: Vec::new(),
             chosen: Vec::new(),
@@ -229,6 +232,7 @@ impl<'a> Run<'a> {
     fn documents(&mut self, packages: &[&str]) -> Result<ExitStatus> {
         self.stage("doc tests", |run| {
             let mut command = run.cargo.command(&["test", "--doc", "--no-fail-fast"]);
+            run.quick_exit.of_documents(&mut command);
             documents::run(run.for_tests(command.args(packages)))
         })
     }
@@ -257,7 +261,7 @@ impl<'a> Run<'a> {
             if env::var_os(THREADS).is_none() {
                 command.env(THREADS, threads().to_string());
             }
-            quick_exit::set(&mut command, run.reports.path());
+            run.quick_exit.of_tests(&mut command);
             timings::measure_tests(
                 &mut command,
                 &run.measuring,

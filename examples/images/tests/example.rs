@@ -45,15 +45,14 @@ fn figures(text: &str) -> Vec<&str> {
 fn losses_are_the_same_with_any_number_of_threads_and_in_every_run() {
     let folder = tempfile::tempdir().unwrap();
     for program in PROGRAMS {
-        let [one, four, again] = ["1", "4", "4"].map(|threads| {
+        let [one, four] = ["1", "4"].map(|threads| {
             let threads = [&SMALL[..], &["--threads", threads]].concat();
             succeed(&run(program, &threads, folder.path()))
         });
         let steps = if program.ends_with("pets") { 6 } else { 7 };
         assert_eq!(figures(&one).len(), 2 * (steps + 1), "{one}");
         assert_eq!(figures(&one), figures(&four), "{program}");
-        assert_eq!(figures(&four), figures(&again), "{program}");
-        // From the second epoch on, images come from the cache: the same.
+        // In another run, whose images come from the cache from the second epoch on.
         let cached = [&SMALL[..], &["--threads", "2", "--cache", "cache"]].concat();
         let cached = succeed(&run(program, &cached, folder.path()));
         assert_eq!(figures(&one), figures(&cached), "{program}");
