@@ -2,6 +2,8 @@
 
 use brigade_checkpoint::Dtype;
 
+use crate::device_map::Reserve;
+
 /// Shape of a transformer that generates text, and of its batch.
 ///
 /// ```
@@ -52,6 +54,15 @@ impl Inference {
     #[must_use]
     pub fn logits(&self) -> u64 {
         product(&[self.samples, self.vocabulary, 4])
+    }
+
+    /// Returns the memory that a device map has to keep beside the weights ([`DeviceMap::reserve`]): the cache of each
+    /// block, and the logits.
+    ///
+    /// [`DeviceMap::reserve`]: crate::device_map::DeviceMap::reserve
+    #[must_use]
+    pub fn reserve(&self) -> Reserve {
+        Reserve { device: self.logits(), unit: self.cache_of_layer() }
     }
 }
 

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use brigade_rank_env::text::escaped;
 use brigade_sharding::byte_size::{self, in_bytes};
 use brigade_sharding::device_map::{
-    DeviceMap, DeviceMapError, FreeMemory, Place, PlacedLayer, Placement, Reserve,
+    DeviceMap, DeviceMapError, FreeMemory, Place, PlacedLayer, Placement,
 };
 use brigade_sharding::{Inference, WeightFormat, WeightTransfer};
 use clap::Args;
@@ -76,10 +76,7 @@ impl Row {
         let placement = if args.inference.max_memory.is_empty() {
             None
         } else {
-            let reserve = cache.map_or_else(Reserve::default, |cache| Reserve {
-                device: cache.logits(),
-                unit: cache.cache_of_layer(),
-            });
+            let reserve = cache.map(|cache| cache.reserve()).unwrap_or_default();
             let map = DeviceMap::auto().format(format).reserve(reserve);
             let map = map.max_memory(args.inference.max_memory.iter().cloned());
             match map.resolve(&subject.tree, &unknown) {

@@ -399,8 +399,8 @@ fn place_of(placement: &Placement, name: &str) -> Result<Place> {
         .ok_or_else(|| Error::invalid_argument(format!("the device map has no place for `{name}`")))
 }
 
-/// Returns the number of buffers for which a device's limit has room beside the resident weights: at least one. With
-/// one, weights are not loaded ahead of their use.
+/// Returns the number of buffers for which a device's limit has room beside the resident weights and what is reserved:
+/// at least one. With one, weights are not loaded ahead of their use.
 fn places(placement: &Placement, device: Device, parts: &[RingPart]) -> usize {
     let of = |part: &RingPart| {
         let tensors = part.tensors.iter().map(|(tensor, _)| tensor);
@@ -412,8 +412,9 @@ fn places(placement: &Placement, device: Device, parts: &[RingPart]) -> usize {
         _ => Place::Cpu,
     };
     let stays = placement.bytes().into_iter().find(|(it, _)| *it == place).map_or(0, |it| it.1);
+    let kept = stays.saturating_add(placement.reserved(place));
     match placement.limit(place) {
-        Some(limit) if limit.saturating_sub(stays) < PLACES as u64 * largest => 1,
+        Some(limit) if limit.saturating_sub(kept) < PLACES as u64 * largest => 1,
         _ => PLACES,
     }
 }
