@@ -182,8 +182,8 @@ impl DeviceMap {
     /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply only to the weight
     /// matrices within units; the other weights have the format's floating-point type.
     #[must_use]
-    pub fn format(self, format: WeightFormat) -> Self {
-        Self { format: Some(format), ..self }
+    pub fn format(self, format: impl Into<WeightFormat>) -> Self {
+        Self { format: Some(format.into()), ..self }
     }
 
     /// Sets whether a device that would be left empty, because the next layer does not fit on it, gets the first later

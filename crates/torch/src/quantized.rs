@@ -59,12 +59,9 @@ pub struct QuantizedWeight {
 /// and 1.22 (int4), at 64 rows 1.5 against 1.2 and 1.5.
 const KERNEL_ROWS: i64 = 32;
 
-/// Maximum number of values of a weight that are dequantised at a time, in whole rows.
-const PART_VALUES: i64 = 4 << 20;
-
 /// Maximum number of values of a weight that are quantised or packed at a time, in whole rows: each is in memory as
 /// numbers of 32 bits, up to twice, beside the whole weight.
-const QUANTIZED_VALUES: i64 = 1 << 20;
+const PART_VALUES: i64 = 1 << 20;
 
 impl QuantizedWeight {
     /// Quantises a weight `[out, in]` of any floating-point type, on its device, as [`PackedWeight::quantize`]
@@ -88,7 +85,7 @@ impl QuantizedWeight {
         let mut whole = empty(format, columns)?;
         // Room for all: a vector that grows would be in memory twice.
         whole.packed.reserve_exact(rows as usize * format.row_bytes(columns as usize));
-        let step = (QUANTIZED_VALUES / columns.max(1)).max(1);
+        let step = (PART_VALUES / columns.max(1)).max(1);
         for first in (0..rows).step_by(step as usize) {
             let part = weight.detach().f_narrow(0, first, step.min(rows - first))?;
             let part = part.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?.f_contiguous()?;
@@ -434,7 +431,7 @@ fn nibbles(packed: &Tensor) -> Result<Tensor, Error> {
 /// takes them as numbers of 32 bits.
 fn packed_by_blocks(plain: &Tensor, block: i64, columns: i64) -> Result<Tensor, Error> {
     let rows = plain.size2()?.0;
-    let step = (QUANTIZED_VALUES / columns.max(1) / block).max(1) * block;
+    let step = (PART_VALUES / columns.max(1) / block).max(1) * block;
     let packed = plain.f_empty_like()?;
     for first in (0..rows).step_by(step as usize) {
         let count = step.min(rows - first);

@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use brigade_checkpoint::QuantizedFormat;
 use brigade_rank_env::text::escaped;
 use brigade_sharding::byte_size::{self, in_bytes};
 use brigade_sharding::device_map::{
@@ -290,8 +291,8 @@ pub(crate) fn format(text: &str) -> Result<WeightFormat, String> {
 
 const FORMATS: [WeightFormat; 5] = [
     WeightFormat::Bf16,
-    WeightFormat::Fp8,
-    WeightFormat::Int8,
-    WeightFormat::Int4 { group: 128 },
+    WeightFormat::Quantized(QuantizedFormat::Fp8),
+    WeightFormat::Quantized(QuantizedFormat::Int8),
+    WeightFormat::Quantized(QuantizedFormat::Int4 { group: 128 }),
     WeightFormat::Nf4,
 ];

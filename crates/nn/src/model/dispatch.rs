@@ -18,9 +18,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use brigade_checkpoint::QuantizedFormat;
 use brigade_hardware::Memory;
-use brigade_sharding::WeightFormat;
 use brigade_sharding::device_map::{
     DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place, Placement, TensorKind,
 };
@@ -142,7 +140,7 @@ impl<M> Model<M> {
         if let Some(kind) = weights.kind() {
             self.to_kind(kind)?;
         }
-        let sized = weights.format().map(|format| map.clone().format(weight_format(format)));
+        let sized = weights.format().map(|format| map.clone().format(format));
         let tree = self.module_tree()?;
         let placement = sized.as_ref().unwrap_or(map).resolve(&tree, &free_memory()?);
         self.place_by(placement.map_err(Error::custom)?, weights)
@@ -424,15 +422,6 @@ fn device_of(place: Place) -> Device {
     match place {
         Place::Cuda(index) => Device::Cuda(index),
         Place::Cpu | Place::Disk => Device::Cpu,
-    }
-}
-
-/// Converts the format of quantised weights to that of device maps.
-fn weight_format(format: QuantizedFormat) -> WeightFormat {
-    match format {
-        QuantizedFormat::Int8 => WeightFormat::Int8,
-        QuantizedFormat::Int4 { group } => WeightFormat::Int4 { group: group as u64 },
-        QuantizedFormat::Fp8 => WeightFormat::Fp8,
     }
 }
 
