@@ -430,6 +430,90 @@ fn gpus_take_weights_from_the_host_and_the_disk_while_they_compute() {
     );
 }
 
+/// A unit, a layer outside of units and the model itself, each with buffers of its own.
+struct Shifted {
+    unit: Unit,
+    layer: brigade_nn::LayerWeights,
+    weights: [Tensor; 2],
+    /// Buffers of the unit, of the layer and of the model: one that is saved, and one that is not.
+    shifts: [[Tensor; 2]; 3],
+}
+
+impl Shifted {
+    fn new(path: &ParamPath<'_>) -> Self {
+        let shifts = |path: &ParamPath<'_>, value: f64| {
+            let values = Tensor::full([WIDTH], value, CPU);
+            let saved = path.buffer("saved", &values);
+            [saved, path.non_persistent_buffer("computed", &(values * 0.5))]
+        };
+        let (block, layer) = (path / "block", path / "layer");
+        let weight = |path: &ParamPath<'_>| path.parameter("weight", &[WIDTH], Init::Ones);
+        Self {
+            unit: block.unit(),
+            weights: [weight(&block), weight(&layer)],
+            shifts: [shifts(&block, 1.0), shifts(&layer, 2.0), shifts(path, 4.0)],
+            layer: layer.layer_weights(),
+        }
+    }
+}
+
+impl Module<&Tensor> for Shifted {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let shifted = |input: &Tensor, [saved, computed]: &[Tensor; 2]| -> Result<Tensor> {
+            Ok(input.f_add(saved)?.f_add(computed)?)
+        };
+        let [block, layer] = &self.weights;
+        let hidden =
+            self.unit.run_on(input, |input| shifted(&input.f_mul(block)?, &self.shifts[0]))?;
+        let hidden =
+            self.layer.run(&hidden, |input| shifted(&input.f_mul(layer)?, &self.shifts[1]))?;
+        shifted(&hidden.f_to_device(self.shifts[2][0].device())?, &self.shifts[2])
+    }
+}
+
+/// Buffers are not brought for a use: each is in memory on the device that computes with it.
+#[test]
+fn buffers_stay_on_the_device_that_computes_with_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut whole = Model::new(Shifted::new).unwrap();
+    let saved = whole.tensor("layer.saved").unwrap();
+    let _ = tch::no_grad(|| saved.shallow_clone().fill_(3.0));
+    whole.save_weights(&path).unwrap();
+    whole.eval();
+    let input = Tensor::full([2, WIDTH], 0.25, CPU);
+    let expected = whole.forward(&input).unwrap();
+    assert_eq!(expected.double_value(&[0, 0]), 0.25 + 1.5 + 3.0 + 1.0 + 6.0);
+    let cpu = tch::Device::Cpu;
+    let mut cases = vec![
+        (vec![("", "disk")], [cpu; 3]),
+        (vec![("", "cpu"), ("block.saved", "disk"), ("computed", "disk")], [cpu; 3]),
+    ];
+    if fake::install(2).is_ok() {
+        let [first, second] = [0, 1].map(tch::Device::Cuda);
+        cases.push((vec![("", "cuda:0"), ("block", "cuda:1")], [second, first, first]));
+        cases.push((vec![("", "cuda:0"), ("block", "cpu"), ("layer", "disk")], [first; 3]));
+    }
+    for (map, devices) in cases {
+        let model = Model::deferred(Shifted::new).unwrap();
+        let model = model.dispatch(&path, &DeviceMap::by_hand(map.clone())).unwrap();
+        for _ in 0..2 {
+            let output = model.forward(&input).unwrap().to_device(cpu);
+            assert_eq!(output, expected, "{map:?}");
+        }
+        let owners = ["block.", "layer.", ""];
+        for (owner, device) in owners.into_iter().zip(devices) {
+            for name in ["saved", "computed"] {
+                let buffer = model.tensor(&format!("{owner}{name}")).unwrap();
+                assert!(has_memory(&buffer));
+                assert_eq!(buffer.device(), device, "{map:?}: {owner}{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_tied_weight_does_not_come_to_two_gpus() {
     if fake::install(2).is_err() {
