@@ -3,7 +3,6 @@
 mod cast;
 mod chunks;
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -17,6 +16,7 @@ pub(crate) use self::cast::is_float;
 use self::chunks::Chunks;
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
+use crate::file_handle::open_regular;
 use crate::layout::{self, TensorLocation};
 use crate::pth::{PthFile, Quantizer, StoragePlace, StoredTensor, TensorData};
 use crate::region::Region;
@@ -192,7 +192,7 @@ impl TensorData for FileTensor {
 /// Copies the bytes of a location, a piece at a time.
 fn copy(place: &TensorLocation, out: &mut dyn Write) -> io::Result<()> {
     let unread = |error| io::Error::other(Error::io("read", &place.path)(error));
-    let file = File::open(&place.path).map_err(unread)?;
+    let file = open_regular(&place.path).map_err(unread)?;
     let mut left = place.info.bytes().unwrap_or_default();
     let (mut at, mut piece) = (place.offset, vec![0; PIECE_BYTES.min(left as usize)]);
     while left > 0 {

@@ -1,7 +1,7 @@
 //! Folders into which Accelerate offloads weights: one file per tensor, and an index.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
-use crate::file_handle::FileHandle;
+use crate::file_handle::{FileHandle, open_regular};
 use crate::file_name::FileName;
 use crate::format::OpenWeights;
 use crate::pth::shown;
@@ -78,7 +78,7 @@ fn open_alone(
         FileName::new(format!("{name}.dat")).map_err(|error| damaged(index, error.to_string()))?;
     let path = index.with_file_name(file_name.as_ref() as &Path);
     let info = TensorInfo { dtype: known, shape };
-    let file = File::open(&path).map_err(Error::io("read", &path))?;
+    let file = open_regular(&path).map_err(Error::io("read", &path))?;
     let found = file.metadata().map_err(Error::io("look at", &path))?.len();
     match info.bytes() {
         Some(bytes) if bytes == found => {
@@ -102,7 +102,7 @@ fn open_inside(
     path: PathBuf,
     mut names: HashMap<String, String>,
 ) -> Result<(PathBuf, OpenWeights), Error> {
-    let file = File::open(&path).map_err(Error::io("read", &path))?;
+    let file = open_regular(&path).map_err(Error::io("read", &path))?;
     let header = Header::read(&path, &file)?;
     let entries = header.tensors.into_iter().filter_map(|entry| {
         let name = names.remove(&entry.name)?;

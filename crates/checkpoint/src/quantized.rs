@@ -110,17 +110,17 @@ impl QuantizedFormat {
         matches!(self, Self::Int4 { .. })
     }
 
-    /// Returns the size in bytes of a weight quantized by this library: numbers, scales and zeros. `brigade estimate`
-    /// uses it.
+    /// Returns the size in bytes of a weight quantized by this library: numbers, scales and zeros. `None` if the number
+    /// of bytes overflows. `brigade estimate` uses it.
     #[must_use]
-    pub fn bytes(self, rows: u64, columns: u64) -> u64 {
+    pub fn bytes(self, rows: u64, columns: u64) -> Option<u64> {
         let (width, groups) = match self {
             Self::Int4 { group } => {
-                (columns.div_ceil(2), 2 * columns.div_ceil(group.max(1) as u64))
+                (columns.div_ceil(2), columns.div_ceil(group.max(1) as u64).checked_mul(2)?)
             }
             Self::Int8 | Self::Fp8 => (columns, 1),
         };
-        rows.saturating_mul(width.saturating_add(2 * groups))
+        rows.checked_mul(width.checked_add(groups.checked_mul(2)?)?)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Search for weights: in a file, in the parts of an index, in files of one tensor each, or in a folder of these.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
+use crate::file_handle::open_regular;
 use crate::file_name::FileName;
 use crate::format::{OpenWeights, format_of};
 use crate::offload_folder;
@@ -78,7 +78,7 @@ fn in_folder(folder: &Path) -> Result<PathBuf, Error> {
 }
 
 fn open_file(path: PathBuf, key: Option<&str>) -> Result<WeightsFile, Error> {
-    let file = File::open(&path).map_err(Error::io("read", &path))?;
+    let file = open_regular(&path).map_err(Error::io("read", &path))?;
     let weights = format_of(&path, &file)?.open(&path, file, key)?;
     Ok(WeightsFile { path, weights })
 }

@@ -154,10 +154,9 @@ impl FileValues {
         let mut first = None;
         move || {
             let from = self.reader()?;
-            let interrupted =
-                |source| ModelError::Interrupted { path: from.path().to_owned(), source };
-            let stamp = from.stamp().map_err(|error| interrupted(error.into()))?;
-            let packed = from.read_packed().map_err(|error| interrupted(error.into()))?;
+            let failed = |source| weight_read(from, source);
+            let stamp = from.stamp().map_err(|error| failed(error.into()))?;
+            let packed = from.read_packed().map_err(|error| failed(error.into()))?;
             let packed = packed.ok_or_else(|| no_tensor(&self.name))?;
             compare(&mut first, stamp, from, || {
                 let mut hasher = crc32fast::Hasher::new();
@@ -176,14 +175,18 @@ impl FileValues {
 
     fn read(&self, into: &Tensor, first: &mut Option<FirstRead>) -> Result<()> {
         let from = self.reader()?;
-        let interrupted = |source| ModelError::Interrupted { path: from.path().to_owned(), source };
-        let stamp = from.stamp().map_err(|error| interrupted(error.into()))?;
+        let failed = |source| weight_read(from, source);
+        let stamp = from.stamp().map_err(|error| failed(error.into()))?;
         for read in part_reads(from, into, None, self.part.as_ref())? {
             // The ring of weights reads several tensors at the same time.
-            read.read_in_this_thread().map_err(interrupted)?;
+            read.read_in_this_thread().map_err(failed)?;
         }
         compare(first, stamp, from, || checksum(into))
     }
+}
+
+fn weight_read(from: TensorReader<'_>, source: Error) -> ModelError {
+    ModelError::WeightRead { name: from.name().to_owned(), path: from.path().to_owned(), source }
 }
 
 /// Fails if a tensor has other values than at its first read. They are compared only if its file has changed since.

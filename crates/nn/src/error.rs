@@ -170,6 +170,20 @@ pub enum ModelError {
         name: String,
     },
 
+    /// A weight that is read from its file for each use could not be read.
+    #[error(
+        "`{name}` could not be read from {} for the forward: {source}; the next forward reads it again",
+        path.display()
+    )]
+    WeightRead {
+        /// Name of the tensor in the file.
+        name: String,
+        /// Path of the weights file.
+        path: PathBuf,
+        /// Error of the read.
+        source: Error,
+    },
+
     /// A file that passed its checks could not be read to its end.
     #[error(
         "{} passed validation but could not be read completely, so the model is partly changed; load it \
@@ -216,7 +230,9 @@ impl From<ModelError> for Error {
             M::Panicked { message } => by_text(message),
             M::Torch { source, .. } => by_text(&source.to_string()),
             M::Mismatch(_) => ErrorKind::Checkpoint,
-            M::Script { source, .. } | M::Interrupted { source, .. } => match source.kind() {
+            M::Script { source, .. }
+            | M::Interrupted { source, .. }
+            | M::WeightRead { source, .. } => match source.kind() {
                 ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
                 _ => ErrorKind::Checkpoint,
             },

@@ -79,7 +79,8 @@ enum Rule {
 pub struct Reserve {
     /// Bytes reserved for activations on each device that computes: on each GPU, or in the host's memory without GPUs.
     pub device: u64,
-    /// Bytes reserved with each unit, in the place of the unit, for its key-value cache.
+    /// Bytes reserved for the key-value cache of each unit, on the device that computes the unit. The rules also count
+    /// them where the weights of an offloaded unit are.
     pub unit: u64,
 }
 
@@ -181,8 +182,8 @@ impl DeviceMap {
     /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply only to the weight
     /// matrices within units; the other weights have the format's floating-point type.
     #[must_use]
-    pub fn format(self, format: WeightFormat) -> Self {
-        Self { format: Some(format), ..self }
+    pub fn format(self, format: impl Into<WeightFormat>) -> Self {
+        Self { format: Some(format.into()), ..self }
     }
 
     /// Sets whether a device that would be left empty, because the next layer does not fit on it, gets the first later
@@ -199,7 +200,29 @@ impl DeviceMap {
         Self { offload_buffers: is_on, ..self }
     }
 
-    /// Sets the bytes that are kept for caches and activations. Defaults to none, as in Accelerate.
+    /// Sets the bytes that are kept for caches and activations on the devices that compute. Defaults to none, as in
+    /// Accelerate.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Dtype;
+    /// use brigade_sharding::Inference;
+    /// use brigade_sharding::device_map::{DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place, Reserve};
+    ///
+    /// let layers = ["h.0", "h.1", "h.2", "h.3"];
+    /// let tensors = layers.map(|name| MappedTensor::parameter(format!("{name}.weight"), &[256, 256], Dtype::F32));
+    /// let tree = ModuleTree::new(tensors, layers)?;
+    /// // Room for all weights of 256 KiB, and for those of two blocks beside the caches of all four.
+    /// let map = DeviceMap::sequential().max_memory([("cuda:0", "1M"), ("cpu", "1G")]);
+    /// let on_gpu = |map: &DeviceMap| -> Result<usize, Box<dyn std::error::Error>> {
+    ///     let placement = map.resolve(&tree, &FreeMemory::unknown())?;
+    ///     Ok(placement.layers().iter().filter(|layer| layer.place == Place::Cuda(0)).count())
+    /// };
+    /// assert_eq!(on_gpu(&map)?, 4);
+    /// let cache = Inference { layers: 4, key_width: 64, vocabulary: 0, samples: 1, tokens: 64, dtype: Dtype::BF16 };
+    /// assert_eq!(cache.reserve(), Reserve { device: 0, unit: 16 << 10 });
+    /// assert_eq!(on_gpu(&map.reserve(cache.reserve()))?, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn reserve(self, reserve: Reserve) -> Self {
         Self { reserve, ..self }
@@ -226,26 +249,23 @@ impl DeviceMap {
         free: &FreeMemory,
     ) -> Result<Placement, DeviceMapError> {
         let sizes = Sizes::of(tree, self)?;
-        if let Rule::ByHand(places) = &self.rule {
-            let entries = by_hand::entries(tree, places, free)?;
-            let limits = Limits::by_hand(&self.max_memory, free, &entries)?;
-            let placement = Placement::new(tree, &sizes, entries, limits)?;
-            placement.check_limits()?;
-            placement.check_room(&sizes)?;
-            return Ok(placement);
-        }
-        let mut limits = Limits::new(&self.max_memory, free, self.reserve.device)?;
-        let entries = match self.rule {
-            Rule::Fill => fill::fill(tree, &sizes, &limits),
-            Rule::Balanced { .. } | Rule::Sequential | Rule::ByHand(_) => {
-                let inferred = self.infer(tree, &sizes, &limits);
-                limits.notes.extend(inferred.notes());
-                inferred.entries
+        // The caches of offloaded units are on the device that computes them, which leaves less room for weights: more
+        // units may be offloaded then.
+        let mut moved_caches = 0;
+        let mut placement = loop {
+            let placement = self.place(tree, free, &sizes, moved_caches)?;
+            let caches = placement.offloaded_caches();
+            if caches <= moved_caches {
+                break placement;
             }
+            moved_caches = caches;
         };
-        let mut placement = Placement::new(tree, &sizes, clean::clean(tree, entries), limits)?;
-        placement.check_room(&sizes)?;
-        if !self.offload_buffers {
+        let is_by_hand = matches!(self.rule, Rule::ByHand(_));
+        if is_by_hand {
+            placement.check_limits()?;
+        }
+        placement.check_room()?;
+        if !is_by_hand && !self.offload_buffers {
             placement.note_buffers(tree, &sizes);
         }
         Ok(placement)
@@ -253,6 +273,32 @@ impl DeviceMap {
 }
 
 impl DeviceMap {
+    /// Places weights, with some bytes of the device that computes offloaded layers kept for the caches of these.
+    fn place(
+        &self,
+        tree: &ModuleTree,
+        free: &FreeMemory,
+        sizes: &Sizes,
+        moved_caches: u64,
+    ) -> Result<Placement, DeviceMapError> {
+        if let Rule::ByHand(places) = &self.rule {
+            let entries = by_hand::entries(tree, places, free)?;
+            let mut limits = Limits::by_hand(&self.max_memory, free, &entries)?;
+            limits.reserve(self.reserve.device, moved_caches);
+            return Placement::new(tree, sizes, entries, limits);
+        }
+        let mut limits = Limits::new(&self.max_memory, free)?;
+        limits.reserve(self.reserve.device, moved_caches);
+        let entries = if self.rule == Rule::Fill {
+            fill::fill(tree, sizes, &limits)
+        } else {
+            let inferred = self.infer(tree, sizes, &limits);
+            limits.notes.extend(inferred.notes());
+            inferred.entries
+        };
+        Placement::new(tree, sizes, clean::clean(tree, entries), limits)
+    }
+
     /// Places layers by Accelerate's rules, `balanced` or `sequential`.
     fn infer(&self, tree: &ModuleTree, sizes: &Sizes, limits: &Limits) -> Inferred {
         let Rule::Balanced { low_zero } = self.rule else {

@@ -2,6 +2,8 @@
 
 use brigade_checkpoint::Dtype;
 
+use crate::device_map::Reserve;
+
 /// Shape of a transformer that generates text, and of its batch.
 ///
 /// ```
@@ -53,6 +55,15 @@ impl Inference {
     pub fn logits(&self) -> u64 {
         product(&[self.samples, self.vocabulary, 4])
     }
+
+    /// Returns the memory that a device map has to keep beside the weights ([`DeviceMap::reserve`]): the cache of each
+    /// block, and the logits.
+    ///
+    /// [`DeviceMap::reserve`]: crate::device_map::DeviceMap::reserve
+    #[must_use]
+    pub fn reserve(&self) -> Reserve {
+        Reserve { device: self.logits(), unit: self.cache_of_layer() }
+    }
 }
 
 /// Weights that are copied for each forward pass, and the bandwidths of these transfers.
@@ -96,11 +107,14 @@ fn product(factors: &[u64]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use brigade_checkpoint::QuantizedFormat;
+
     use super::*;
     use crate::WeightFormat;
 
     /// Bytes of matrices, vectors of units and the tensors outside of units.
-    fn weights(format: WeightFormat, tensors: &[(&[u64], bool, u64)]) -> u64 {
+    fn weights(format: impl Into<WeightFormat>, tensors: &[(&[u64], bool, u64)]) -> u64 {
+        let format = format.into();
         let bytes = |(shape, is_in_unit, count): &(&[u64], bool, u64)| {
             count * format.tensor_bytes(shape, Dtype::F32, *is_in_unit).unwrap()
         };
@@ -120,13 +134,13 @@ mod tests {
         // 6,738,415,616 parameters, of which 202,375,168 are in the matrices of each block, in 42,496 rows.
         assert_eq!(weights(WeightFormat::Fp32, &tensors), 26_953_662_464);
         assert_eq!(weights(WeightFormat::Bf16, &tensors), 13_476_831_232);
-        assert_eq!(weights(WeightFormat::Int8, &tensors), 7_003_545_600);
-        assert_eq!(weights(WeightFormat::Int4 { group: 128 }, &tensors), 3_965_198_336);
+        assert_eq!(weights(QuantizedFormat::Int8, &tensors), 7_003_545_600);
+        assert_eq!(weights(QuantizedFormat::Int4 { group: 128 }, &tensors), 3_965_198_336);
         // 4 bits and a scale of 32 bits for 64 weights: 202,375,168 x 9 / 16.
         let block = 113_836_032 + 2 * 8192;
         assert_eq!(weights(WeightFormat::Nf4, &tensors), 32 * block + 524_288_000 + 8192);
-        let block = 202_375_168 + 4 * 42_496 + 2 * 8192;
-        assert_eq!(weights(WeightFormat::Fp8, &tensors), 32 * block + 524_288_000 + 8192);
+        let block = 202_375_168 + 2 * 42_496 + 2 * 8192;
+        assert_eq!(weights(QuantizedFormat::Fp8, &tensors), 32 * block + 524_288_000 + 8192);
         let shape = Inference {
             layers: 32,
             key_width: 4096,
@@ -156,7 +170,7 @@ mod tests {
             (&[768], false, 2),
         ];
         assert_eq!(weights(WeightFormat::Fp16, &tensors), 2 * 124_439_808);
-        assert_eq!(weights(WeightFormat::Int8, &tensors), 164_073_984);
+        assert_eq!(weights(QuantizedFormat::Int8, &tensors), 164_073_984);
         let shape = Inference {
             layers: 12,
             key_width: 768,

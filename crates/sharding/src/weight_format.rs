@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use brigade_checkpoint::{Dtype, TensorInfo};
+use brigade_checkpoint::{DEFAULT_GROUP, Dtype, QuantizedFormat, TensorInfo};
 
 /// Format in which the weights of a model are held for inference.
 ///
@@ -17,15 +17,8 @@ pub enum WeightFormat {
     Fp16,
     /// 16-bit floats with the exponent of 32-bit ones (bfloat16).
     Bf16,
-    /// 8-bit floats with a 32-bit scale for each row.
-    Fp8,
-    /// 8-bit integers with a 16-bit scale for each row.
-    Int8,
-    /// 4-bit integers, with a scale and a zero point of 16 bits for each group of weights of a row.
-    Int4 {
-        /// Number of weights in a group.
-        group: u64,
-    },
+    /// 8 or 4 bits, in a format that this library computes with.
+    Quantized(QuantizedFormat),
     /// 4-bit normal floats of bitsandbytes (NF4), with a 32-bit scale for each 64 weights.
     Nf4,
 }
@@ -46,27 +39,22 @@ impl WeightFormat {
     /// number of bytes overflows.
     ///
     /// ```
+    /// use brigade_checkpoint::QuantizedFormat;
     /// use brigade_sharding::WeightFormat;
     ///
-    /// let bytes = |format: WeightFormat| format.matrix_bytes(4096, 4096);
-    /// assert_eq!(bytes(WeightFormat::Int8), Some(4096 * 4096 + 4096 * 2));
+    /// let bytes = |format: QuantizedFormat| WeightFormat::from(format).matrix_bytes(4096, 4096);
+    /// assert_eq!(bytes(QuantizedFormat::Int8), Some(4096 * 4096 + 4096 * 2));
     /// // A scale and a zero of 16 bits for each 128 weights: 4.25 bits a weight.
-    /// assert_eq!(bytes(WeightFormat::Int4 { group: 128 }), Some(4096 * 4096 / 8 * 17 / 4));
+    /// assert_eq!(bytes(QuantizedFormat::Int4 { group: 128 }), Some(4096 * 4096 / 8 * 17 / 4));
     /// ```
     #[must_use]
     pub fn matrix_bytes(self, rows: u64, row: u64) -> Option<u64> {
         let weights = rows.checked_mul(row)?;
-        let halves = |row: u64| row.div_ceil(2);
         match self {
             Self::Fp32 => weights.checked_mul(4),
             Self::Fp16 | Self::Bf16 => weights.checked_mul(2),
-            Self::Fp8 => weights.checked_add(rows.checked_mul(4)?),
-            Self::Int8 => weights.checked_add(rows.checked_mul(2)?),
-            Self::Int4 { group } => {
-                let groups = row.div_ceil(group.max(1));
-                rows.checked_mul(halves(row).checked_add(groups.checked_mul(4)?)?)
-            }
-            Self::Nf4 => halves(weights).checked_add(weights.div_ceil(64).checked_mul(4)?),
+            Self::Quantized(format) => format.bytes(rows, row),
+            Self::Nf4 => weights.div_ceil(2).checked_add(weights.div_ceil(64).checked_mul(4)?),
         }
     }
 
@@ -76,7 +64,7 @@ impl WeightFormat {
         match self {
             Self::Fp32 => Dtype::F32,
             Self::Fp16 => Dtype::F16,
-            Self::Bf16 | Self::Fp8 | Self::Int8 | Self::Int4 { .. } | Self::Nf4 => Dtype::BF16,
+            Self::Bf16 | Self::Quantized(_) | Self::Nf4 => Dtype::BF16,
         }
     }
 }
@@ -88,10 +76,8 @@ impl fmt::Display for WeightFormat {
             Self::Fp32 => f.pad("fp32"),
             Self::Fp16 => f.pad("fp16"),
             Self::Bf16 => f.pad("bf16"),
-            Self::Fp8 => f.pad("fp8"),
-            Self::Int8 => f.pad("int8"),
-            Self::Int4 { group: GROUP } => f.pad("int4"),
-            Self::Int4 { group } => f.pad(&format!("int4:{group}")),
+            Self::Quantized(QuantizedFormat::Int4 { group: DEFAULT_GROUP }) => f.pad("int4"),
+            Self::Quantized(format) => f.pad(&format.to_string()),
             Self::Nf4 => f.pad("nf4"),
         }
     }
@@ -105,24 +91,28 @@ impl FromStr for WeightFormat {
             "fp32" => Self::Fp32,
             "fp16" => Self::Fp16,
             "bf16" => Self::Bf16,
-            "fp8" => Self::Fp8,
-            "int8" => Self::Int8,
-            "int4" => Self::Int4 { group: GROUP },
             "nf4" => Self::Nf4,
             _ => {
-                let group = text.strip_prefix("int4:").and_then(|group| group.parse().ok());
-                let group = group.filter(|group| GROUPS.contains(group));
+                let is_known = |format: &QuantizedFormat| match format {
+                    QuantizedFormat::Int4 { group } => GROUPS.contains(group),
+                    QuantizedFormat::Int8 | QuantizedFormat::Fp8 => true,
+                };
                 let known = "write bf16, fp16, fp32, fp8, int8, int4, int4:GROUP with groups of 32, 64, 128 or 256, or nf4";
-                Self::Int4 { group: group.ok_or_else(|| format!("not a weights format: {known}"))? }
+                let format = text.parse().ok().filter(is_known);
+                Self::Quantized(format.ok_or_else(|| format!("not a weights format: {known}"))?)
             }
         })
     }
 }
 
-/// Number of weights in a group of `int4`, unless given.
-const GROUP: u64 = 128;
+impl From<QuantizedFormat> for WeightFormat {
+    fn from(format: QuantizedFormat) -> Self {
+        Self::Quantized(format)
+    }
+}
 
-const GROUPS: [u64; 4] = [32, 64, 128, 256];
+/// Group sizes of `int4` for which there are kernels.
+const GROUPS: [usize; 4] = [32, 64, 128, 256];
 
 pub(crate) fn is_integer(dtype: Dtype) -> bool {
     matches!(

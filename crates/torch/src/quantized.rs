@@ -59,8 +59,9 @@ pub struct QuantizedWeight {
 /// and 1.22 (int4), at 64 rows 1.5 against 1.2 and 1.5.
 const KERNEL_ROWS: i64 = 32;
 
-/// Maximum number of values of a weight that are quantised or dequantised at a time, in whole rows.
-const PART_VALUES: i64 = 4 << 20;
+/// Maximum number of values of a weight that are quantised or packed at a time, in whole rows: each is in memory as
+/// numbers of 32 bits, up to twice, beside the whole weight.
+const PART_VALUES: i64 = 1 << 20;
 
 impl QuantizedWeight {
     /// Quantises a weight `[out, in]` of any floating-point type, on its device, as [`PackedWeight::quantize`]
@@ -82,6 +83,8 @@ impl QuantizedWeight {
             )));
         };
         let mut whole = empty(format, columns)?;
+        // Room for all: a vector that grows would be in memory twice.
+        whole.packed.reserve_exact(rows as usize * format.row_bytes(columns as usize));
         let step = (PART_VALUES / columns.max(1)).max(1);
         for first in (0..rows).step_by(step as usize) {
             let part = weight.detach().f_narrow(0, first, step.min(rows - first))?;
@@ -115,10 +118,8 @@ impl QuantizedWeight {
             && KERNEL_GROUPS.contains(&group)
         {
             block = int4_block().filter(|block| rows > 0 && rows % block == 0);
-            if block.is_some() {
-                packed = nibbles(&packed)?
-                    .f_to_kind(Kind::Int)?
-                    .f_internal_convert_weight_to_int4pack_for_cpu(INNER_TILES)?;
+            if let Some(block) = block {
+                packed = packed_by_blocks(&packed, block, columns)?;
             }
         }
         let scales = scales_of(weight)?;
@@ -424,6 +425,22 @@ fn nibbles(packed: &Tensor) -> Result<Tensor, Error> {
     let low = packed.f_bitwise_and(15)?;
     let high = packed.f_bitwise_right_shift_tensor_scalar(4)?;
     Ok(Tensor::f_stack(&[low, high], -1)?.f_flatten(-2, -1)?)
+}
+
+/// Packs 4-bit numbers, two in a byte, into the layout of libtorch's kernel, some blocks of rows at a time: the kernel
+/// takes them as numbers of 32 bits.
+fn packed_by_blocks(plain: &Tensor, block: i64, columns: i64) -> Result<Tensor, Error> {
+    let rows = plain.size2()?.0;
+    let step = (PART_VALUES / columns.max(1) / block).max(1) * block;
+    let packed = plain.f_empty_like()?;
+    for first in (0..rows).step_by(step as usize) {
+        let count = step.min(rows - first);
+        let part = nibbles(&plain.f_narrow(0, first, count)?)?
+            .f_to_kind(Kind::Int)?
+            .f_internal_convert_weight_to_int4pack_for_cpu(INNER_TILES)?;
+        packed.f_narrow(0, first, count)?.f_copy_(&part)?;
+    }
+    Ok(packed)
 }
 
 /// Unpacks 4-bit numbers from the layout of libtorch's kernel: blocks of 64 rows (AVX-512) or 32 (AVX2). A block is

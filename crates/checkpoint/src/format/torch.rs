@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::{OpenWeights, WeightsFormat, format_of};
 use crate::error::Error;
+use crate::file_handle::open_regular;
 use crate::file_tensor::{FileTensor, Weights};
 use crate::pth::{self, PthFile, begins_legacy};
 use crate::value::Value;
@@ -60,7 +61,7 @@ impl PthFile {
     /// archives that PyTorch has not written, for the tar archives of PyTorch before 0.1.10, and for safetensors files.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(Error::io("read", path))?;
+        let file = open_regular(path).map_err(Error::io("read", path))?;
         let format = format_of(path, &file)?;
         if format.name() != Torch.name() {
             return Err(Error::Unsupported {

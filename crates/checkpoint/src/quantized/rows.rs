@@ -269,7 +269,7 @@ mod tests {
         for format in FORMATS {
             let packed = PackedWeight::quantize(&values, 256, format, false).unwrap();
             assert!(packed.has_short_scales());
-            assert_eq!(packed.bytes() as u64, format.bytes(64, 256));
+            assert_eq!(Some(packed.bytes() as u64), format.bytes(64, 256));
             let group = 256 / format.scales_per_row(256);
             for (place, (&value, found)) in values.iter().zip(back(&packed)).enumerate() {
                 let scale = packed.scales[place / group];

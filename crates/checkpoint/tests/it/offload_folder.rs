@@ -80,6 +80,40 @@ fn a_file_of_a_single_tensor_that_is_replaced_is_an_error() {
     assert!(tensor.stamp().is_err());
 }
 
+/// Opening a named pipe waits for a writer, unless it is opened without blocking.
+#[test]
+fn named_pipes_in_the_place_of_weights_are_errors_and_do_not_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("weight.dat");
+    let pipe = |path: &Path| {
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .unwrap();
+    };
+    let safetensors = folder.path().join("model.safetensors");
+    pipe(&safetensors);
+    let error = format!("{:?}", WeightsReader::open(&safetensors).unwrap_err());
+    assert!(error.contains("not a regular file"), "{error}");
+
+    fs::write(&file, f32::to_le_bytes(1.5)).unwrap();
+    let index = r#"{"weight": {"dtype": "float32", "shape": [1]}}"#;
+    fs::write(folder.path().join("index.json"), index).unwrap();
+    fs::remove_file(&safetensors).unwrap();
+    let weights = WeightsReader::open(folder.path()).unwrap();
+    fs::remove_file(&file).unwrap();
+    pipe(&file);
+    let read = weights.get("weight").unwrap().read(&Region::whole(&[1]), &mut [0; 4]);
+    let error = format!("{:?}", read.unwrap_err());
+    assert!(error.contains("not a regular file"), "{error}");
+    let error = format!("{:?}", WeightsReader::open(folder.path()).unwrap_err());
+    assert!(error.contains("not a regular file"), "{error}");
+}
+
 #[test]
 fn folders_that_contradict_their_index_are_refused() {
     let folder = tempfile::tempdir().unwrap();

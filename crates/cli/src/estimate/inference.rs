@@ -3,10 +3,11 @@
 
 use std::io::{self, Write};
 
+use brigade_checkpoint::QuantizedFormat;
 use brigade_rank_env::text::escaped;
 use brigade_sharding::byte_size::{self, in_bytes};
 use brigade_sharding::device_map::{
-    DeviceMap, DeviceMapError, FreeMemory, Place, PlacedLayer, Placement, Reserve,
+    DeviceMap, DeviceMapError, FreeMemory, Place, PlacedLayer, Placement,
 };
 use brigade_sharding::{Inference, WeightFormat, WeightTransfer};
 use clap::Args;
@@ -76,10 +77,7 @@ impl Row {
         let placement = if args.inference.max_memory.is_empty() {
             None
         } else {
-            let reserve = cache.map_or_else(Reserve::default, |cache| Reserve {
-                device: cache.logits(),
-                unit: cache.cache_of_layer(),
-            });
+            let reserve = cache.map(|cache| cache.reserve()).unwrap_or_default();
             let map = DeviceMap::auto().format(format).reserve(reserve);
             let map = map.max_memory(args.inference.max_memory.iter().cloned());
             match map.resolve(&subject.tree, &unknown) {
@@ -293,8 +291,8 @@ pub(crate) fn format(text: &str) -> Result<WeightFormat, String> {
 
 const FORMATS: [WeightFormat; 5] = [
     WeightFormat::Bf16,
-    WeightFormat::Fp8,
-    WeightFormat::Int8,
-    WeightFormat::Int4 { group: 128 },
+    WeightFormat::Quantized(QuantizedFormat::Fp8),
+    WeightFormat::Quantized(QuantizedFormat::Int8),
+    WeightFormat::Quantized(QuantizedFormat::Int4 { group: 128 }),
     WeightFormat::Nf4,
 ];

@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_torch::{Error, ErrorKind};
+use brigade_sharding::Inference;
+use brigade_torch::{Error, ErrorKind, dtype_of};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
+use tch::Kind;
 
 use crate::Activation;
 
@@ -37,6 +39,41 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
         })?;
         Self::from_config(config)
     }
+
+    /// Returns the sizes that decide the memory of text generation beside the weights: a key-value cache of `kind` for
+    /// `samples` texts of `tokens` tokens, prompt included, and the logits. [`Inference::reserve`] is what a device map
+    /// has to keep for it. `None` for a model without a key-value cache, which is the default, and for a kind that
+    /// files do not have.
+    ///
+    /// ```
+    /// use brigade_models::{LlamaOptions, TransformerOptions};
+    /// use tch::Kind;
+    ///
+    /// let options = LlamaOptions { num_key_value_heads: Some(8), ..Default::default() };
+    /// let inference = options.inference(4, 4096, Kind::BFloat16).expect("Llama has a cache");
+    /// // Keys and values of 8 heads of 128 numbers of 2 bytes in each of 32 layers.
+    /// assert_eq!(inference.cache_per_token(), 2 * 8 * 128 * 2 * 32);
+    /// ```
+    fn inference(&self, samples: u64, tokens: u64, kind: Kind) -> Option<Inference> {
+        let _ = (samples, tokens, kind);
+        None
+    }
+}
+
+/// Returns the sizes of a model with a key-value cache in each layer.
+pub(super) fn inference_of(
+    [layers, key_width, vocabulary]: [i64; 3],
+    [samples, tokens]: [u64; 2],
+    kind: Kind,
+) -> Option<Inference> {
+    Some(Inference {
+        layers: u64::try_from(layers).ok()?,
+        key_width: u64::try_from(key_width).ok()?,
+        vocabulary: u64::try_from(vocabulary).ok()?,
+        samples,
+        tokens,
+        dtype: dtype_of(kind)?,
+    })
 }
 
 /// Name of the config file.

@@ -395,6 +395,7 @@ impl GenerationOptions {
             written: 0,
             left: prompt.left,
             decode: None,
+            own_stops: Vec::new(),
         })
     }
 
@@ -520,6 +521,8 @@ pub struct GeneratedTokens<'m, M: CausalModel> {
     written: i64,
     left: i64,
     decode: Option<Decode<'m>>,
+    /// Stop strings of each text beside those of the options. Empty if no text has any.
+    own_stops: Vec<Vec<String>>,
 }
 
 impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
@@ -536,6 +539,66 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
     /// Returns the tokens of each text so far, including the prompt, without padding.
     pub fn texts(&self) -> &[Vec<i64>] {
         &self.rows
+    }
+
+    /// Returns `true` for each text that has ended, in the order of [`GeneratedTokens::texts`].
+    ///
+    /// A text that only reached the maximum length is not one of them.
+    pub fn ended(&self) -> &[bool] {
+        &self.ended
+    }
+
+    /// Sets strings that end one text each, beside [`GenerationOptions::stop_strings`], which end any: a list for each
+    /// text of the batch, which all of its continuations share. They need [`GeneratedTokens::decoded_by`].
+    ///
+    /// ```
+    /// # use brigade_models::{CausalModel, GenerationOptions, Tokens};
+    /// # use tch::{Kind, Tensor};
+    /// # struct Counter;
+    /// # impl CausalModel for Counter {
+    /// #     type State = ();
+    /// #     fn start(&self, _tokens: i64) {}
+    /// #     fn next_logits(&self, tokens: Tokens<'_>, _state: &mut ()) -> brigade_torch::Result<Tensor> {
+    /// #         let next = tokens.ids.f_select(1, -1)?.f_add_scalar(1)?.f_remainder(10)?;
+    /// #         Ok(next.f_one_hot(10)?.f_to_kind(Kind::Float)?)
+    /// #     }
+    /// # }
+    /// let digits = |ids: &[i64]| Ok(ids.iter().map(|id| id.to_string()).collect::<String>());
+    /// let ids = Tensor::from_slice(&[2i64, 5]).view([2, 1]);
+    /// let options = GenerationOptions { max_new_tokens: 9, ..Default::default() };
+    /// let stream = options.stream(&Counter, &ids, None)?.decoded_by(digits);
+    /// let mut text = stream.stopped_by([["34"], ["90"]])?.text();
+    /// let mut texts = [String::new(), String::new()];
+    /// while let Some(pieces) = text.next() {
+    ///     for (text, piece) in texts.iter_mut().zip(pieces?) {
+    ///         text.push_str(&piece);
+    ///     }
+    /// }
+    /// assert_eq!(texts, ["34", "67890"]);
+    /// assert_eq!(text.tokens().ended(), [true, true]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of lists than texts, and for an empty string.
+    pub fn stopped_by<S: Into<String>>(
+        mut self,
+        strings: impl IntoIterator<Item = impl IntoIterator<Item = S>>,
+    ) -> Result<Self> {
+        let strings = strings.into_iter().map(|own| own.into_iter().map(Into::into).collect());
+        let strings: Vec<Vec<String>> = strings.collect();
+        let copies = self.options.num_return_sequences as usize;
+        let texts = self.rows.len() / copies.max(1);
+        if strings.len() != texts {
+            let found = strings.len();
+            return Err(refused(format!("expected stop strings for {texts} texts, found {found}")));
+        }
+        if strings.iter().flatten().any(String::is_empty) {
+            return Err(refused("an empty stop string ends every text"));
+        }
+        let again = |own: Vec<String>| std::iter::repeat_n(own, copies);
+        self.own_stops = strings.into_iter().flat_map(again).collect();
+        Ok(self)
     }
 
     /// Sets the function that decodes tokens to text, for stop strings and [`GeneratedTokens::text`].
@@ -634,8 +697,13 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
             return Err(refused(format!("the model gave logits {:?}", logits.whole()?.size())));
         }
         let (ends, pad) = (&self.options.eos_token_id, self.options.pad());
-        let stops = StopStrings::new(&self.options.stop_strings, self.decode.as_ref())?;
-        for ((token, ended), row) in chosen.iter_mut().zip(&mut self.ended).zip(&mut self.rows) {
+        let (all, decode) = (&self.options.stop_strings, self.decode.as_ref());
+        let stops = StopStrings::new(all, decode)?;
+        let own = self.own_stops.iter().map(|own| StopStrings::new(all.iter().chain(own), decode));
+        let own = own.collect::<Result<Vec<_>>>()?;
+        let texts = chosen.iter_mut().zip(&mut self.ended).zip(&mut self.rows);
+        for (text, ((token, ended), row)) in texts.enumerate() {
+            let stops = own.get(text).unwrap_or(&stops);
             if *ended {
                 *token = pad;
             } else {

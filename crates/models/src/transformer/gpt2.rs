@@ -6,11 +6,11 @@ use brigade_nn::{
     ContextPart, Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath,
     TensorParallelPlan, Training,
 };
-use brigade_sharding::{Heads, TensorPlan};
+use brigade_sharding::{Heads, Inference, TensorPlan};
 use brigade_torch::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::attention::{OwnHeads, Shared, attend, split_heads};
 use super::blocks::{Block, Blocks};
@@ -116,6 +116,11 @@ impl TransformerOptions for Gpt2Options {
 
     fn to_config(&self) -> Map<String, Value> {
         config::to_map(self, Self::MODEL_TYPE)
+    }
+
+    fn inference(&self, samples: u64, tokens: u64, kind: Kind) -> Option<Inference> {
+        let sizes = [self.n_layer as i64, self.n_embd, self.vocab_size];
+        config::inference_of(sizes, [samples, tokens], kind)
     }
 }
 

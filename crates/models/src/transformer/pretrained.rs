@@ -114,15 +114,8 @@ pub trait Transformer: Sized {
     /// # Errors
     /// Returns the same errors as [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
-        let folder = folder.as_ref();
-        let options = Self::Options::from_folder(folder)?;
-        check_quantization_method(folder)?;
-        // Without memory until it is clear which parameters are initialised and which are read.
         let is_deferred = builder.is_deferred();
-        let mut model = builder.deferred().build(|path| Self::build(path, &options))?;
-        let mut weights = WeightsReader::open(folder)?;
-        Self::adapt_weights(&mut weights)?;
-        Fit::of(&model, &weights)?.read(&mut model, weights)?;
+        let (mut model, _) = deferred::<Self>(folder.as_ref(), builder)?;
         if !is_deferred {
             model.materialize()?;
         }
@@ -161,15 +154,49 @@ pub trait Transformer: Sized {
         map: &DeviceMap,
         weights: &Weights,
     ) -> Result<Model<Self>> {
+        Ok(Self::load_pretrained_on(folder, map, weights)?.0)
+    }
+
+    /// Loads a model like [`Transformer::from_pretrained_on`], and returns it with the report of
+    /// [`Transformer::load_pretrained`]: parameters of the head that keep their initial values because the files lack
+    /// them, names that were mapped, and tensors of the files that the model does not have. Initial values need a place
+    /// in memory: a map that has such a parameter on the disk is an error.
+    ///
+    /// ```
+    /// use brigade_models::{Gpt2, Gpt2LmHead, Gpt2Options, Transformer, TransformerOptions};
+    /// use brigade_nn::{Model, Weights};
+    /// use brigade_sharding::device_map::DeviceMap;
+    /// use tch::Kind;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("gpt2");
+    /// # let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 2, ..Default::default() };
+    /// # Gpt2LmHead::save_pretrained(&Model::new(|path| Gpt2LmHead::new(path, &options))?, &folder)?;
+    /// // Keeps room for the cache of 4 texts of at most 64 tokens.
+    /// let cache = Gpt2Options::from_folder(&folder)?.inference(4, 64, Kind::BFloat16).expect("it has a cache");
+    /// let map = DeviceMap::auto().max_memory([("cpu", "1G")]).reserve(cache.reserve());
+    /// let (model, report) = Gpt2LmHead::load_pretrained_on(&folder, &map, &Weights::float(Kind::BFloat16))?;
+    /// assert_eq!((report.loaded, report.head.len(), report.unused.len()), (29, 0, 0));
+    /// # assert_eq!(model.kind(), Kind::BFloat16);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Transformer::from_pretrained_on`].
+    fn load_pretrained_on(
+        folder: impl AsRef<Path>,
+        map: &DeviceMap,
+        weights: &Weights,
+    ) -> Result<(Model<Self>, PretrainedReport)> {
         let folder = folder.as_ref();
         let kind = match weights.kind() {
             Some(kind) => kind,
             None => saved_kind(&WeightsReader::open(folder)?),
         };
-        let builder = Model::builder().kind(kind).deferred();
-        let mut model = Self::from_pretrained_as(folder, builder)?.place_as(map, weights)?;
+        let (model, report) = deferred::<Self>(folder, Model::builder().kind(kind))?;
+        let mut model = model.place_as(map, weights)?;
         model.eval();
-        Ok(model)
+        Ok((model, report))
     }
 
     /// Loads a model like [`Transformer::from_pretrained_as`], with weights quantised to 8 or 4 bits for inference, or
@@ -304,6 +331,20 @@ pub trait Transformer: Sized {
         let text = serde_json::to_string_pretty(&config).map_err(Error::custom)? + "\n";
         write(&folder.join(CONFIG), &text)
     }
+}
+
+/// Builds the model of a folder without memory, so that its values come from the files when it gets memory.
+fn deferred<M: Transformer>(
+    folder: &Path,
+    builder: ModelBuilder,
+) -> Result<(Model<M>, PretrainedReport)> {
+    let options = M::Options::from_folder(folder)?;
+    check_quantization_method(folder)?;
+    let mut model = builder.deferred().build(|path| M::build(path, &options))?;
+    let mut weights = WeightsReader::open(folder)?;
+    M::adapt_weights(&mut weights)?;
+    let report = Fit::of(&model, &weights)?.read(&mut model, weights)?;
+    Ok((model, report))
 }
 
 /// Returns the floating-point type of most of the weights' elements.

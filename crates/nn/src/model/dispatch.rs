@@ -18,9 +18,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use brigade_checkpoint::QuantizedFormat;
 use brigade_hardware::Memory;
-use brigade_sharding::WeightFormat;
 use brigade_sharding::device_map::{
     DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place, Placement, TensorKind,
 };
@@ -142,7 +140,7 @@ impl<M> Model<M> {
         if let Some(kind) = weights.kind() {
             self.to_kind(kind)?;
         }
-        let sized = weights.format().map(|format| map.clone().format(weight_format(format)));
+        let sized = weights.format().map(|format| map.clone().format(format));
         let tree = self.module_tree()?;
         let placement = sized.as_ref().unwrap_or(map).resolve(&tree, &free_memory()?);
         self.place_by(placement.map_err(Error::custom)?, weights)
@@ -399,8 +397,8 @@ fn place_of(placement: &Placement, name: &str) -> Result<Place> {
         .ok_or_else(|| Error::invalid_argument(format!("the device map has no place for `{name}`")))
 }
 
-/// Returns the number of buffers for which a device's limit has room beside the resident weights: at least one. With
-/// one, weights are not loaded ahead of their use.
+/// Returns the number of buffers for which a device's limit has room beside the resident weights and what is reserved:
+/// at least one. With one, weights are not loaded ahead of their use.
 fn places(placement: &Placement, device: Device, parts: &[RingPart]) -> usize {
     let of = |part: &RingPart| {
         let tensors = part.tensors.iter().map(|(tensor, _)| tensor);
@@ -412,8 +410,9 @@ fn places(placement: &Placement, device: Device, parts: &[RingPart]) -> usize {
         _ => Place::Cpu,
     };
     let stays = placement.bytes().into_iter().find(|(it, _)| *it == place).map_or(0, |it| it.1);
+    let kept = stays.saturating_add(placement.reserved(place));
     match placement.limit(place) {
-        Some(limit) if limit.saturating_sub(stays) < PLACES as u64 * largest => 1,
+        Some(limit) if limit.saturating_sub(kept) < PLACES as u64 * largest => 1,
         _ => PLACES,
     }
 }
@@ -423,15 +422,6 @@ fn device_of(place: Place) -> Device {
     match place {
         Place::Cuda(index) => Device::Cuda(index),
         Place::Cpu | Place::Disk => Device::Cpu,
-    }
-}
-
-/// Converts the format of quantised weights to that of device maps.
-fn weight_format(format: QuantizedFormat) -> WeightFormat {
-    match format {
-        QuantizedFormat::Int8 => WeightFormat::Int8,
-        QuantizedFormat::Int4 { group } => WeightFormat::Int4 { group: group as u64 },
-        QuantizedFormat::Fp8 => WeightFormat::Fp8,
     }
 }
 

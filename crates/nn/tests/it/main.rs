@@ -4,6 +4,7 @@
 
 mod hostile_weights;
 mod quantized_files;
+mod quantized_memory;
 mod recompute_memory;
 mod status;
 mod weights_memory;

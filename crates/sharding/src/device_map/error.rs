@@ -132,7 +132,7 @@ pub enum DeviceMapError {
         needed: u64,
     },
 
-    /// A device map written by hand that puts more on a device than its limit.
+    /// A device map written by hand that puts more on a device than its limit, with what is reserved there.
     #[error(
         "the device map puts {} on {place}, whose limit is {}: move a layer to another place, or raise the limit",
         in_bytes(*.bytes), in_bytes(*.limit)
@@ -140,7 +140,7 @@ pub enum DeviceMapError {
     OverLimit {
         /// Device whose limit is exceeded.
         place: Place,
-        /// Bytes that the map puts on the device.
+        /// Bytes that the map puts on the device, and those that are reserved.
         bytes: u64,
         /// Limit of the device in bytes.
         limit: u64,

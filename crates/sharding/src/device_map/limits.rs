@@ -56,7 +56,7 @@ pub(super) struct Device {
     pub(super) place: Place,
     /// Maximum number of bytes. `None` without a limit.
     pub(super) limit: Option<u64>,
-    /// Bytes of the limit that are reserved for activations.
+    /// Bytes of the limit that are reserved for activations, and for caches of layers whose weights are elsewhere.
     pub(super) reserve: u64,
 }
 
@@ -71,7 +71,6 @@ impl Limits {
     pub(super) fn new(
         max_memory: &[(String, String)],
         free: &FreeMemory,
-        reserve: u64,
     ) -> Result<Self, DeviceMapError> {
         let mut limits = Self { devices: Vec::new(), notes: Vec::new() };
         if max_memory.is_empty() {
@@ -88,12 +87,17 @@ impl Limits {
             limits.add(Place::Disk, None)?;
         }
         limits.devices.sort_by_key(|device| device.place);
-        let has_gpu = limits.devices[0].place.is_gpu();
-        for device in &mut limits.devices {
-            let computes = device.place.is_gpu() || (device.place == Place::Cpu && !has_gpu);
-            device.reserve = if computes { reserve } else { 0 };
-        }
         Ok(limits)
+    }
+
+    /// Reserves bytes on each device that computes, and further ones on the device that computes offloaded layers.
+    pub(super) fn reserve(&mut self, each: u64, main: u64) {
+        let has_gpu = self.devices.iter().any(|device| device.place.is_gpu());
+        let computes = |place: Place| place.is_gpu() || (place == Place::Cpu && !has_gpu);
+        let computing = self.devices.iter_mut().filter(|device| computes(device.place));
+        for (number, device) in computing.enumerate() {
+            device.reserve = each.saturating_add(if number == 0 { main } else { 0 });
+        }
     }
 
     /// Reads the limits of a map by hand, and adds the devices that the map uses without a limit.

@@ -20,6 +20,8 @@ pub struct Placement {
     place_of: HashMap<String, Place>,
     layers: Vec<PlacedLayer>,
     devices: Vec<Device>,
+    /// Bytes of the cache of a unit.
+    unit_cache: u64,
     notes: Vec<String>,
 }
 
@@ -102,7 +104,8 @@ impl Placement {
             }
         }
         let place_of = entries.iter().cloned().collect();
-        Ok(Self { entries, place_of, layers, devices: limits.devices, notes })
+        let (devices, unit_cache) = (limits.devices, sizes.unit_reserve);
+        Ok(Self { entries, place_of, layers, devices, unit_cache, notes })
     }
 
     /// Returns names of modules and tensors with their places. The longest name around a tensor decides.
@@ -144,6 +147,15 @@ impl Placement {
     #[must_use]
     pub fn limit(&self, place: Place) -> Option<u64> {
         self.devices.iter().find(|device| device.place == place)?.limit
+    }
+
+    /// Returns the bytes of a device that are reserved for activations, and for the caches of the units that it computes
+    /// ([`DeviceMap::reserve`](super::DeviceMap::reserve)).
+    #[must_use]
+    pub fn reserved(&self, place: Place) -> u64 {
+        let device = self.devices.iter().find(|device| device.place == place);
+        let caches = if self.is_offloaded(place) { 0 } else { self.caches_in(place) };
+        device.map_or(0, |device| device.reserve.saturating_add(caches))
     }
 
     /// Returns the device that computes layers whose weights are not on a GPU: the first GPU of the map, otherwise the
@@ -199,24 +211,33 @@ impl Placement {
         here.map(|layer| layer.bytes).sum()
     }
 
+    /// Returns the bytes of the caches of the units whose weights are in a place.
+    fn caches_in(&self, place: Place) -> u64 {
+        let units = self.layers.iter().filter(|layer| layer.is_unit && layer.place == place);
+        (units.count() as u64).saturating_mul(self.unit_cache)
+    }
+
+    /// Returns the bytes of the caches of offloaded units.
+    pub(super) fn offloaded_caches(&self) -> u64 {
+        let offloaded = [Place::Cpu, Place::Disk].into_iter().filter(|it| self.is_offloaded(*it));
+        offloaded.map(|place| self.caches_in(place)).fold(0, u64::saturating_add)
+    }
+
     fn is_offloaded(&self, place: Place) -> bool {
         !place.is_gpu() && place != self.compute_place()
     }
 
     /// Checks that the device that computes has room for the largest offloaded layer.
-    pub(super) fn check_room(&self, sizes: &Sizes) -> Result<(), DeviceMapError> {
+    pub(super) fn check_room(&self) -> Result<(), DeviceMapError> {
         let place = self.compute_place();
         let Some(device) = self.devices.iter().find(|device| device.place == place) else {
             return Ok(());
         };
         let offloaded = self.layers.iter().filter(|layer| self.is_offloaded(layer.place));
-        let with_cache =
-            |layer: &PlacedLayer| layer.bytes + if layer.is_unit { sizes.unit_reserve } else { 0 };
-        let Some(largest) = offloaded.rev().max_by_key(|layer| with_cache(layer)) else {
+        let Some(largest) = offloaded.rev().max_by_key(|layer| layer.bytes) else {
             return Ok(());
         };
-        let (bytes, needed) =
-            (with_cache(largest), with_cache(largest).saturating_add(device.reserve));
+        let (bytes, needed) = (largest.bytes, largest.bytes.saturating_add(device.reserve));
         match device.limit {
             Some(limit) if limit < needed => Err(DeviceMapError::UnitTooLarge {
                 place,
@@ -229,9 +250,10 @@ impl Placement {
         }
     }
 
-    /// Checks that no place has more bytes than its limit.
+    /// Checks that no place has more bytes, with those that are reserved, than its limit.
     pub(super) fn check_limits(&self) -> Result<(), DeviceMapError> {
         for (place, bytes) in self.bytes() {
+            let bytes = bytes.saturating_add(self.reserved(place));
             if let Some(limit) = self.limit(place).filter(|limit| *limit < bytes) {
                 return Err(DeviceMapError::OverLimit { place, bytes, limit });
             }

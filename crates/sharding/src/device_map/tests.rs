@@ -196,9 +196,40 @@ fn caches_and_activations_are_reserved() {
         placement.layers().iter().filter(|it| it.place.is_gpu() && it.is_unit).count()
     };
     assert_eq!(on_gpu(&map), 4);
-    assert_eq!(on_gpu(&map.clone().reserve(Reserve { device: 0, unit: 200 })), 3);
     assert_eq!(on_gpu(&map.clone().reserve(Reserve { device: 900, unit: 0 })), 2);
-    assert_eq!(on_gpu(&map.reserve(Reserve { device: 500, unit: 400 })), 1);
+    // The caches of offloaded units are on the GPU that computes them.
+    assert_eq!(on_gpu(&map.clone().reserve(Reserve { device: 0, unit: 200 })), 2);
+    assert_eq!(on_gpu(&map.clone().reserve(Reserve { device: 500, unit: 400 })), 0);
+    let placement = resolve(&map.clone().reserve(Reserve { device: 50, unit: 200 })).unwrap();
+    assert_eq!(placement.reserved(Place::Cuda(0)), 50 + 4 * 200);
+    assert_eq!(placement.reserved(Place::Cpu), 0);
+    let error = message(&map.reserve(Reserve { device: 0, unit: 700 }));
+    assert!(error.contains("give cuda:0 at least") && error.contains("(3600 bytes)"), "{error}");
+}
+
+#[test]
+fn without_a_gpu_the_caches_of_layers_on_the_disk_are_in_the_hosts_memory() {
+    let map = DeviceMap::fill().max_memory([("cpu", "3200")]);
+    let on_cpu = |reserve: Reserve| {
+        let placement = resolve(&map.clone().reserve(reserve)).unwrap();
+        let bytes: u64 = placement.bytes()[0].1;
+        let largest = placement.layers().iter().filter(|it| it.place == Place::Disk);
+        let largest = largest.map(|it| it.bytes).max().unwrap_or(0);
+        assert!(bytes + largest + placement.reserved(Place::Cpu) <= 3200);
+        placement.layers().iter().filter(|it| it.place == Place::Cpu && it.is_unit).count()
+    };
+    assert_eq!(on_cpu(Reserve::default()), 4);
+    assert!(on_cpu(Reserve { device: 0, unit: 400 }) < 4);
+}
+
+#[test]
+fn maps_by_hand_keep_what_is_reserved() {
+    let map = DeviceMap::by_hand([("", "cuda:0")]);
+    let map = map.reserve(Reserve { device: 20, unit: 100 });
+    resolve(&map.clone().max_memory([("cuda:0", "2900")])).unwrap();
+    let error = resolve(&map.max_memory([("cuda:0", "2899")])).unwrap_err();
+    let is_over = matches!(error, DeviceMapError::OverLimit { bytes: 2900, limit: 2899, .. });
+    assert!(is_over, "{error:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Parts of a ring that are larger than one thread reads.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 
 use brigade_torch::{RingPart, WeightRing, WeightSource};
@@ -79,4 +79,62 @@ fn a_read_that_fails_or_panics_in_any_thread_is_the_parts_error_and_the_next_use
         let _held = ring.hold(&[0]).unwrap();
         assert_eq!(tensors[5].double_value(&[0]), 5.0);
     }
+}
+
+/// A part with one tensor, whose value `read` sets.
+fn part(
+    name: &str,
+    read: impl Fn(&Tensor) -> Result<(), brigade_torch::Error> + Send + Sync + 'static,
+) -> (Tensor, RingPart) {
+    let tensor = Tensor::zeros([8], (Kind::Float, Device::Cpu));
+    let source = WeightSource::Read(Arc::new(read));
+    let tensors = vec![(tensor.shallow_clone(), source)];
+    (tensor, RingPart { name: name.to_owned(), tensors })
+}
+
+/// The disk is a channel, which gives a value when the test says so.
+#[test]
+fn a_slow_disk_delays_the_part_that_is_read_and_not_the_one_that_computes() {
+    let (disk, values) = mpsc::channel::<i64>();
+    let values = Mutex::new(values);
+    let (begun, begins) = mpsc::channel();
+    let (first, one) = part("first", |into| fill(1, into));
+    let (second, two) = part("second", move |into: &Tensor| {
+        begun.send(()).unwrap();
+        fill(values.lock().unwrap().recv().unwrap(), into)
+    });
+    let ring = WeightRing::new(Device::Cpu, 2, vec![one, two]).unwrap();
+    for value in [2, 3] {
+        {
+            let _held = ring.hold(&[0]).unwrap();
+            if value == 2 {
+                // The second part is read ahead, and the disk gives nothing yet.
+                begins.recv().unwrap();
+            }
+            assert_eq!(first.double_value(&[7]), 1.0);
+        }
+        disk.send(value).unwrap();
+        let _held = ring.hold(&[1]).unwrap();
+        assert_eq!(second.double_value(&[7]), 2.0);
+    }
+    assert_eq!(ring.meter().fetches, 2);
+}
+
+#[test]
+fn a_ring_that_ends_while_a_slow_disk_reads_waits_for_the_read() {
+    let (disk, values) = mpsc::channel::<i64>();
+    let values = Mutex::new(values);
+    let (begun, begins) = mpsc::channel();
+    let (_first, one) = part("first", |into| fill(1, into));
+    let (_second, two) = part("second", move |into: &Tensor| {
+        begun.send(()).unwrap();
+        fill(values.lock().unwrap().recv().unwrap(), into)
+    });
+    let ring = WeightRing::new(Device::Cpu, 2, vec![one, two]).unwrap();
+    drop(ring.hold(&[0]).unwrap());
+    begins.recv().unwrap();
+    let ends = thread::spawn(move || drop(ring));
+    assert!(!ends.is_finished());
+    disk.send(5).unwrap();
+    ends.join().unwrap();
 }

@@ -7,8 +7,9 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, ParamPath};
 use brigade_optim::{Adam, Scheduler, Sgd};
 use brigade_schedule::Schedule;
+use brigade_sharding::device_map::DeviceMap;
 use brigade_testkit::{World, dist_test};
-use brigade_torch::{Result, gradient};
+use brigade_torch::{ErrorKind, Result, gradient};
 use brigade_train::Accelerator;
 use tch::{Kind, Tensor};
 
@@ -51,6 +52,34 @@ dist_test!(world = 2, dist_any_mix_in_any_order_keeps_its_shape, |world: World| 
     assert_eq!(single.into_inner().num_parameters(), 8);
     Ok(())
 });
+
+#[test]
+fn a_model_with_a_device_map_is_refused_and_still_computes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    Model::new(linear).unwrap().save_weights(&file).unwrap();
+    let accelerator = Accelerator::new().unwrap();
+    for place in ["cpu", "disk"] {
+        let load = || {
+            let model = Model::deferred(linear).unwrap();
+            model.dispatch(&file, &DeviceMap::by_hand([("", place)])).unwrap()
+        };
+        let error = accelerator.prepare(load()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        for part in [
+            "cannot train the model",
+            "a device map has the weights",
+            "use sharding with offload (`Sharding::zero3().offload(…)`)",
+        ] {
+            assert!(error.to_string().contains(part), "{place}: {error}");
+        }
+        let model = load();
+        let error = Sgd::new(0.1).build(&model).unwrap_err().to_string();
+        assert!(error.contains("a device map has the weights"), "{place}: {error}");
+        let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
+        assert_eq!(model.forward(&input).unwrap().size(), [1, 2]);
+    }
+}
 
 struct Frozen(Tensor);
 

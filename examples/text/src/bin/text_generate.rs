@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Write, stdout};
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -155,27 +156,35 @@ impl Options {
                 writeln!(out, "[{score:.4}] {}", decode(&[prompt, new].concat())?)?;
             }
             written
-        } else if let ([prompt], 1) = (prompts.as_slice(), self.texts) {
-            write!(out, "{}", decode(prompt)?)?;
+        } else {
             let stream = options.stream(&model, &ids, Some(&mask))?.decoded_by(decode);
             let mut text = stream.text();
-            for pieces in &mut text {
-                for piece in pieces? {
-                    write!(out, "{piece}")?;
+            // What is not yet printed of each text: they are printed one after the other, the first unfinished one as
+            // it comes.
+            let mut waiting = Vec::new();
+            for prompt in &prompts {
+                waiting.extend(vec![decode(prompt)?; self.texts as usize]);
+            }
+            let mut current = 0;
+            loop {
+                write!(out, "{}", mem::take(&mut waiting[current]))?;
+                let has_next = current + 1 < waiting.len();
+                if has_next && text.tokens().ended()[current] {
+                    writeln!(out)?;
+                    current += 1;
+                    continue;
                 }
                 out.flush()?;
+                let Some(pieces) = text.next() else { break };
+                for (waiting, piece) in waiting.iter_mut().zip(pieces?) {
+                    waiting.push_str(&piece);
+                }
             }
             writeln!(out)?;
-            text.tokens().texts()[0].len() - known
-        } else {
-            let mut stream = options.stream(&model, &ids, Some(&mask))?.decoded_by(decode);
-            for step in &mut stream {
-                step?;
+            for text in waiting.split_off(current + 1) {
+                writeln!(out, "{text}")?;
             }
-            for text in stream.texts() {
-                writeln!(out, "{}", decode(text)?)?;
-            }
-            stream.texts().iter().map(Vec::len).sum::<usize>() - known
+            text.tokens().texts().iter().map(Vec::len).sum::<usize>() - known
         };
         let seconds = begin.elapsed().as_secs_f64();
         let rate = written as f64 / seconds.max(f64::MIN_POSITIVE);

@@ -9,21 +9,25 @@ pub(super) type Decode<'m> = Box<dyn Fn(&[i64]) -> Result<String> + 'm>;
 
 /// Strings that end a text.
 pub(super) struct StopStrings<'a> {
-    strings: &'a [String],
+    strings: Vec<&'a str>,
     decode: Option<&'a Decode<'a>>,
     /// Number of tokens at the end of a text that are decoded.
     window: usize,
 }
 
 impl<'a> StopStrings<'a> {
-    pub(super) fn new(strings: &'a [String], decode: Option<&'a Decode<'_>>) -> Result<Self> {
+    pub(super) fn new(
+        strings: impl IntoIterator<Item = &'a String>,
+        decode: Option<&'a Decode<'_>>,
+    ) -> Result<Self> {
+        let strings: Vec<&str> = strings.into_iter().map(String::as_str).collect();
         if decode.is_none() && !strings.is_empty() {
             return Err(refused(format!(
                 "stop_strings {strings:?} need the text of tokens: give the function with `decoded_by`"
             )));
         }
         // Each token of the string has at least one byte of it; decoders omit a space before the first one.
-        let window = strings.iter().map(String::len).max().unwrap_or(0) + 2;
+        let window = strings.iter().map(|stop| stop.len()).max().unwrap_or(0) + 2;
         Ok(Self { strings, decode, window })
     }
 
@@ -44,7 +48,8 @@ fn occurrences(text: &str, string: &str) -> usize {
 }
 
 /// Iterator over generated text: each item contains, for each text of the batch, the characters that the next token
-/// adds. A token that ends within a character adds nothing until the character is complete.
+/// adds. A token that ends within a character adds nothing until the character is complete or the text ends. The pieces
+/// of a text that has ended ([`GeneratedTokens::ended`]) are empty.
 pub struct GeneratedText<'m, M: CausalModel> {
     tokens: GeneratedTokens<'m, M>,
     texts: Vec<Pieces>,
@@ -68,8 +73,9 @@ impl<'m, M: CausalModel> GeneratedText<'m, M> {
                 "text needs the text of tokens: give the function with `decoded_by`",
             ));
         };
-        let rows = self.texts.iter_mut().zip(&self.tokens.rows);
-        rows.map(|(text, row)| text.next(row, self.ended, decode)).collect()
+        let rows = self.texts.iter_mut().zip(&self.tokens.rows).zip(&self.tokens.ended);
+        rows.map(|((text, row), has_ended)| text.next(row, self.ended || *has_ended, decode))
+            .collect()
     }
 }
 

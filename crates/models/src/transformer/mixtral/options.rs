@@ -1,8 +1,10 @@
 //! Options of a Mixtral.
 
 use brigade_nn::ParamPath;
+use brigade_sharding::Inference;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tch::Kind;
 
 use super::super::config::{self, ConfigError, TransformerOptions};
 use super::super::llama::options::{insert_rope, take_rope};
@@ -157,5 +159,11 @@ impl TransformerOptions for MixtralOptions {
         let mut config = config::to_map(self, Self::MODEL_TYPE);
         insert_rope(&mut config, self.rope_theta, self.rope_scaling);
         config
+    }
+
+    fn inference(&self, samples: u64, tokens: u64, kind: Kind) -> Option<Inference> {
+        let key_width = self.attention().key_heads.saturating_mul(self.head_width());
+        let sizes = [self.num_hidden_layers as i64, key_width, self.vocab_size];
+        config::inference_of(sizes, [samples, tokens], kind)
     }
 }

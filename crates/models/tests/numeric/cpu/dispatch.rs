@@ -3,12 +3,13 @@
 use std::fs;
 
 use brigade_models::{
-    BertForMaskedLm, BertOptions, CausalModel, GenerationOptions, Gpt2LmHead, Gpt2Options,
-    LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions, ResNetOptions, Tokens,
-    Transformer, UNet, UNetOptions, convnext_tiny, resnet18,
+    BertForMaskedLm, BertForSequenceClassification, BertOptions, CausalModel, GenerationOptions,
+    Gpt2LmHead, Gpt2Options, LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions,
+    ResNetOptions, Tokens, Transformer, TransformerOptions, UNet, UNetOptions, convnext_tiny,
+    resnet18,
 };
 use brigade_nn::{Model, Module, ParamPath, Weights};
-use brigade_sharding::device_map::DeviceMap;
+use brigade_sharding::device_map::{DeviceMap, Place};
 use brigade_test_device::fake;
 use tch::{Device, Kind, Tensor};
 
@@ -134,6 +135,77 @@ fn bert_gives_the_same_logits_on_any_map() {
             assert_eq!(output, whole.forward(Tokens::from(&ids)).unwrap());
         }
     }
+}
+
+#[test]
+fn a_model_on_a_map_is_loaded_with_the_report_of_load_pretrained() {
+    let options = BertOptions {
+        vocab_size: 20,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        ..Default::default()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let saved = Model::new(|path| BertForMaskedLm::new(path, &options)).unwrap();
+    BertForMaskedLm::save_pretrained(&saved, folder.path()).unwrap();
+    type Classifier = BertForSequenceClassification;
+    let mut whole = Model::new(|path| Classifier::new(path, &options)).unwrap();
+    let expected = Classifier::load_pretrained(&mut whole, folder.path()).unwrap();
+    assert!(!expected.head.is_empty() && !expected.unused.is_empty(), "{expected:?}");
+    for map in [
+        DeviceMap::by_hand([("", "cpu")]),
+        DeviceMap::by_hand([("", "cpu"), ("bert.encoder", "disk")]),
+    ] {
+        let (model, report) =
+            Classifier::load_pretrained_on(folder.path(), &map, &Weights::default()).unwrap();
+        assert_eq!(report, expected);
+        assert_eq!(model.forward(Tokens::from(&ids(2, 5))).unwrap().size(), [2, 2]);
+    }
+    // The head has initial values, which are in no file.
+    let map = DeviceMap::by_hand([("", "disk")]);
+    let error = Classifier::load_pretrained_on(folder.path(), &map, &Weights::default());
+    let error = error.unwrap_err().to_string();
+    assert!(expected.head.iter().any(|name| error.contains(&format!("`{name}`"))), "{error}");
+    assert!(error.contains("its values are in no file"), "{error}");
+}
+
+#[test]
+fn the_cache_of_a_generation_is_reserved_in_the_map() {
+    let options = LlamaOptions {
+        vocab_size: 20,
+        hidden_size: 64,
+        intermediate_size: 64,
+        num_hidden_layers: 6,
+        num_attention_heads: 4,
+        num_key_value_heads: Some(2),
+        ..Default::default()
+    };
+    let mut whole = Model::new(|path| LlamaForCausalLm::new(path, &options)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    LlamaForCausalLm::save_pretrained(&whole, folder.path()).unwrap();
+    whole.eval();
+    let bytes: usize = whole.parameters().iter().map(|it| it.tensor.numel() * 4).sum();
+    let inference = options.inference(3, 40, Kind::Float).unwrap();
+    // Keys and values of 2 heads of 16 numbers.
+    assert_eq!(inference.cache_of_layer(), 2 * 2 * 16 * 4 * 3 * 40);
+    let map = DeviceMap::auto().max_memory([("cpu".to_owned(), (bytes + 40_000).to_string())]);
+    let load = |map: &DeviceMap| {
+        LlamaForCausalLm::from_pretrained_on(folder.path(), map, &Weights::default()).unwrap()
+    };
+    let on_disk = |model: &Model<LlamaForCausalLm>| {
+        let layers = model.device_map().unwrap().layers().iter();
+        layers.filter(|it| it.place == Place::Disk).count()
+    };
+    let (all, kept) = (load(&map), load(&map.clone().reserve(inference.reserve())));
+    assert_eq!(on_disk(&all), 0);
+    assert!(on_disk(&kept) > 0, "{}", kept.device_map().unwrap());
+    let placement = kept.device_map().unwrap();
+    assert!(placement.reserved(Place::Cpu) >= inference.cache() + inference.logits());
+    let greedy = GenerationOptions { max_new_tokens: 8, ..Default::default() };
+    let expected = greedy.generate(&whole, &ids(3, 5), None).unwrap();
+    assert_eq!(greedy.generate(&kept, &ids(3, 5), None).unwrap(), expected);
 }
 
 /// Compares outputs on a map that has all on the disk, and on one that has all on a GPU with blocks in the host's memory.

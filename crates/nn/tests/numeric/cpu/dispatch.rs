@@ -4,6 +4,8 @@ use std::fs::OpenOptions;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
+use brigade_checkpoint::safetensors::Header;
+use brigade_checkpoint::{OpenWeights, WeightsFile, WeightsReader};
 use brigade_nn::{
     Embedding, Init, LayerNorm, Linear, Model, Module, ParamPath, Relu, Sequential, Unit, Weights,
 };
@@ -229,6 +231,108 @@ fn files_that_change_or_end_early_are_errors_of_the_unit_and_a_file_that_is_back
     assert_eq!(recovered(&model, &ids), expected);
 }
 
+#[test]
+fn a_safetensors_file_that_is_replaced_by_renaming_another_one_stays_in_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, path) = saved(folder.path());
+    let model = dispatched(&path, [("", "disk")]);
+    let ids = ids(2, 3);
+    let expected = whole.forward(&ids).unwrap();
+    assert_eq!(model.forward(&ids).unwrap(), expected);
+    let other = folder.path().join("other.safetensors");
+    Model::new(Words::new).unwrap().save_weights(&other).unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    for _ in 0..3 {
+        assert_eq!(model.forward(&ids).unwrap(), expected);
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(model.forward(&ids).unwrap(), expected);
+}
+
+/// Writes the weights as Accelerate's offload folder: a file for each tensor, which is opened for each read.
+fn offloaded(whole: &Model<Words>, folder: &Path) {
+    let state = whole.state_dict();
+    let entries = state.iter().map(|(name, tensor)| {
+        let values = brigade_torch::bytes(&tensor.detach()).unwrap().to_vec();
+        std::fs::write(folder.join(format!("{name}.dat")), values).unwrap();
+        format!("\"{name}\": {{\"dtype\": \"float32\", \"shape\": {:?}}}", tensor.size())
+    });
+    let entries: Vec<String> = entries.collect();
+    std::fs::write(folder.join("index.json"), format!("{{{}}}", entries.join(", "))).unwrap();
+}
+
+#[test]
+fn a_file_of_one_tensor_that_is_removed_replaced_or_a_pipe_is_an_error_of_the_unit_until_it_is_back()
+ {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, _) = saved(folder.path());
+    let parts = folder.path().join("parts");
+    std::fs::create_dir(&parts).unwrap();
+    offloaded(&whole, &parts);
+    let model = dispatched(&parts, [("", "cpu"), ("blocks", "disk")]);
+    let ids = ids(2, 3);
+    let expected = whole.forward(&ids).unwrap();
+    assert_eq!(model.forward(&ids).unwrap(), expected);
+    let file = parts.join("blocks.2.down.weight.dat");
+    let aside = folder.path().join("aside");
+    for (fate, reason) in [
+        ("removed", "No such file"),
+        ("replaced", "was replaced while the weights were in use"),
+        ("pipe", "not a regular file"),
+        ("cut", "cut short"),
+    ] {
+        let bytes = std::fs::read(&file).unwrap();
+        match fate {
+            "cut" => OpenOptions::new().write(true).open(&file).unwrap().set_len(9).unwrap(),
+            _ => std::fs::rename(&file, &aside).unwrap(),
+        }
+        match fate {
+            "replaced" => std::fs::write(&file, &bytes).unwrap(),
+            "pipe" => {
+                let mode = rustix::fs::Mode::RUSR;
+                let kind = rustix::fs::FileType::Fifo;
+                rustix::fs::mknodat(rustix::fs::CWD, &file, kind, mode, 0).unwrap();
+            }
+            _ => {}
+        }
+        let error = failure(&model, &ids);
+        for part in ["weights of `blocks.2`", "blocks.2.down.weight.dat", reason] {
+            assert!(error.contains(part), "{fate}: {error}");
+        }
+        match fate {
+            "cut" => std::fs::write(&file, &bytes).unwrap(),
+            _ => std::fs::rename(&aside, &file).unwrap(),
+        }
+        assert_eq!(recovered(&model, &ids), expected, "{fate}");
+    }
+}
+
+/// `/proc/self/mem` is a file whose first bytes cannot be read, with the error of a damaged disk.
+#[test]
+fn a_disk_that_fails_is_an_error_with_the_file_the_tensor_and_the_unit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, path) = saved(folder.path());
+    let entries = Header::read(&path, &std::fs::File::open(&path).unwrap()).unwrap().tensors;
+    let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();
+    let failing = std::fs::File::open("/proc/self/mem").unwrap();
+    let weights = OpenWeights::Ranges(failing.into(), entries);
+    let reader = WeightsReader::new(vec![WeightsFile { path: path.clone(), weights }]).unwrap();
+    let mut model = Model::deferred(Words::new).unwrap();
+    let tensors = names.into_iter().map(|name| {
+        let tensor = model.tensor(&name).unwrap();
+        (name, tensor)
+    });
+    let tensors = tensors.collect();
+    model.read_from(reader, tensors).unwrap();
+    let model = model.place(&DeviceMap::by_hand([("", "disk")])).unwrap();
+    let error = model.module().blocks[1].forward(&Tensor::ones([2, WIDTH], CPU)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Checkpoint);
+    let error = error.to_string();
+    for part in ["weights of `blocks.1`", "`blocks.1.", "model.safetensors", "os error 5"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
 /// The error of the forward in which a damaged file is noticed: parts that were read before may be used once more.
 fn failure(model: &Model<Words>, ids: &Tensor) -> String {
     (0..3).find_map(|_| model.forward(ids).err()).expect("the file is damaged").to_string()
@@ -324,6 +428,90 @@ fn gpus_take_weights_from_the_host_and_the_disk_while_they_compute() {
         error.contains("the unit `blocks.1` computes on one device") && error.contains("cuda:1"),
         "{error}"
     );
+}
+
+/// A unit, a layer outside of units and the model itself, each with buffers of its own.
+struct Shifted {
+    unit: Unit,
+    layer: brigade_nn::LayerWeights,
+    weights: [Tensor; 2],
+    /// Buffers of the unit, of the layer and of the model: one that is saved, and one that is not.
+    shifts: [[Tensor; 2]; 3],
+}
+
+impl Shifted {
+    fn new(path: &ParamPath<'_>) -> Self {
+        let shifts = |path: &ParamPath<'_>, value: f64| {
+            let values = Tensor::full([WIDTH], value, CPU);
+            let saved = path.buffer("saved", &values);
+            [saved, path.non_persistent_buffer("computed", &(values * 0.5))]
+        };
+        let (block, layer) = (path / "block", path / "layer");
+        let weight = |path: &ParamPath<'_>| path.parameter("weight", &[WIDTH], Init::Ones);
+        Self {
+            unit: block.unit(),
+            weights: [weight(&block), weight(&layer)],
+            shifts: [shifts(&block, 1.0), shifts(&layer, 2.0), shifts(path, 4.0)],
+            layer: layer.layer_weights(),
+        }
+    }
+}
+
+impl Module<&Tensor> for Shifted {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let shifted = |input: &Tensor, [saved, computed]: &[Tensor; 2]| -> Result<Tensor> {
+            Ok(input.f_add(saved)?.f_add(computed)?)
+        };
+        let [block, layer] = &self.weights;
+        let hidden =
+            self.unit.run_on(input, |input| shifted(&input.f_mul(block)?, &self.shifts[0]))?;
+        let hidden =
+            self.layer.run(&hidden, |input| shifted(&input.f_mul(layer)?, &self.shifts[1]))?;
+        shifted(&hidden.f_to_device(self.shifts[2][0].device())?, &self.shifts[2])
+    }
+}
+
+/// Buffers are not brought for a use: each is in memory on the device that computes with it.
+#[test]
+fn buffers_stay_on_the_device_that_computes_with_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut whole = Model::new(Shifted::new).unwrap();
+    let saved = whole.tensor("layer.saved").unwrap();
+    let _ = tch::no_grad(|| saved.shallow_clone().fill_(3.0));
+    whole.save_weights(&path).unwrap();
+    whole.eval();
+    let input = Tensor::full([2, WIDTH], 0.25, CPU);
+    let expected = whole.forward(&input).unwrap();
+    assert_eq!(expected.double_value(&[0, 0]), 0.25 + 1.5 + 3.0 + 1.0 + 6.0);
+    let cpu = tch::Device::Cpu;
+    let mut cases = vec![
+        (vec![("", "disk")], [cpu; 3]),
+        (vec![("", "cpu"), ("block.saved", "disk"), ("computed", "disk")], [cpu; 3]),
+    ];
+    if fake::install(2).is_ok() {
+        let [first, second] = [0, 1].map(tch::Device::Cuda);
+        cases.push((vec![("", "cuda:0"), ("block", "cuda:1")], [second, first, first]));
+        cases.push((vec![("", "cuda:0"), ("block", "cpu"), ("layer", "disk")], [first; 3]));
+    }
+    for (map, devices) in cases {
+        let model = Model::deferred(Shifted::new).unwrap();
+        let model = model.dispatch(&path, &DeviceMap::by_hand(map.clone())).unwrap();
+        for _ in 0..2 {
+            let output = model.forward(&input).unwrap().to_device(cpu);
+            assert_eq!(output, expected, "{map:?}");
+        }
+        let owners = ["block.", "layer.", ""];
+        for (owner, device) in owners.into_iter().zip(devices) {
+            for name in ["saved", "computed"] {
+                let buffer = model.tensor(&format!("{owner}{name}")).unwrap();
+                assert!(has_memory(&buffer));
+                assert_eq!(buffer.device(), device, "{map:?}: {owner}{name}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn maps_are_those_of_accelerate() {
     for (number, case) in cases.iter().enumerate() {
         let (tree, map) = (case.tree(), case.device_map());
         let sizes = Sizes::of(&tree, &map).unwrap();
-        let limits = Limits::new(&map.max_memory, &FreeMemory::unknown(), 0).unwrap();
+        let limits = Limits::new(&map.max_memory, &FreeMemory::unknown()).unwrap();
         let entries = clean(&tree, map.infer(&tree, &sizes, &limits).entries);
         let named = entries.iter().map(|(item, place)| (tree.name(*item).to_owned(), *place));
         let found: BTreeMap<_, _> = named.collect();
