@@ -73,7 +73,7 @@ struct Parameter {
 #[derive(Debug)]
 enum States {
     Zero(Zero),
-    Universal(Universal),
+    Universal(Box<Universal>),
 }
 
 impl DeepSpeedFolder {
@@ -94,7 +94,7 @@ impl DeepSpeedFolder {
             let found = Universal::parameters(&model);
             parameters = found.map_err(|fault| fault.at(&paths[0]))?;
             ranks = universal.partitions.unwrap_or(paths.len() as u64);
-            states = States::Universal(universal);
+            states = States::Universal(Box::new(universal));
         } else {
             let all = zero::ranks(&files)?;
             (stage, ranks) = (all[0].stage, all[0].partitions);
