@@ -16,7 +16,7 @@ use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::fault::Fault;
 use crate::file_name::FileName;
-use crate::file_tensor::{FileTensor, Weights};
+use crate::file_tensor::{Chunk, FileTensor, Weights};
 use crate::layout::TensorLocation;
 use crate::pth::{DcpKey, DcpMetadata, DcpTensor, PthFile, StoragePlace, dcp_metadata, shown};
 use crate::region::{Region, check_cover};
@@ -247,8 +247,8 @@ impl DcpFolder {
             })?;
             files.push(self.metadata.places[found].file.clone());
             let range = self.range(found)?;
-            let (place, storage) = located(&range, name, &tensor, region)?;
-            parts.push((region.clone(), place));
+            let (part, storage) = located(&range, name, &tensor, region)?;
+            parts.push(part);
             storages.push((range.path, storage));
         }
         let info = TensorInfo { dtype: tensor.dtype, shape: tensor.shape };
@@ -330,14 +330,14 @@ fn chosen(path: &Path, tops: &BTreeSet<String>, key: Option<&str>) -> Result<Str
     }
 }
 
-/// Locates a part of a tensor in its file, an archive of `torch.save` with one tensor. Returns its location and
-/// storage.
+/// Locates a part of a tensor in its file, an archive of `torch.save` with one tensor, which may have any strides.
+/// Returns the part and its storage.
 fn located(
     range: &Range,
     name: &str,
     tensor: &DcpTensor,
     region: &Region,
-) -> Result<(TensorLocation, StoragePlace), Error> {
+) -> Result<(Chunk, StoragePlace), Error> {
     let Range { path, file, start, length } = range;
     let read = || -> Result<_, Fault> {
         let about = |fact: String| format!("`{}` at {region}: {fact}", shown(name));
@@ -354,18 +354,17 @@ fn located(
             let fact = format!("expected {info}, found {}", found.info());
             return Err(Fault::damaged(about(fact)));
         }
-        let mut next = 1;
+        let (mut next, mut is_row_major) = (1, true);
         for (&size, &stride) in found.size.iter().zip(&found.stride).rev() {
-            if size != 1 && stride != next {
-                let fact =
-                    format!("its strides are {:?}: only rows in order are read", found.stride);
-                return Err(Fault::unsupported(about(fact)));
-            }
+            is_row_major &= size == 1 || stride == next;
             next *= size.max(1);
         }
+        let strides = found.stride.iter().map(|stride| stride.unsigned_abs());
+        let strides = (!is_row_major).then(|| strides.collect());
         let storage = saved.place(&found.storage.key)?;
         let offset = storage.begin + found.offset.unsigned_abs() * tensor.dtype.bytes();
-        Ok((TensorLocation { path: path.clone(), offset, info }, storage))
+        let location = TensorLocation { path: path.clone(), offset, info };
+        Ok((Chunk { region: region.clone(), location, strides }, storage))
     };
     read().map_err(|fault| fault.at(path))
 }

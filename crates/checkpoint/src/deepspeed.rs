@@ -49,6 +49,7 @@ pub struct DeepSpeedFolder {
     stage: u64,
     ranks: u64,
     step: Option<u64>,
+    skipped_steps: Option<u64>,
     weights: Weights,
     /// Names of weights that are read from the model's file because the optimizer lacks them.
     untrained: Vec<String>,
@@ -72,7 +73,7 @@ struct Parameter {
 #[derive(Debug)]
 enum States {
     Zero(Zero),
-    Universal(Universal),
+    Universal(Box<Universal>),
 }
 
 impl DeepSpeedFolder {
@@ -93,7 +94,7 @@ impl DeepSpeedFolder {
             let found = Universal::parameters(&model);
             parameters = found.map_err(|fault| fault.at(&paths[0]))?;
             ranks = universal.partitions.unwrap_or(paths.len() as u64);
-            states = States::Universal(universal);
+            states = States::Universal(Box::new(universal));
         } else {
             let all = zero::ranks(&files)?;
             (stage, ranks) = (all[0].stage, all[0].partitions);
@@ -139,13 +140,15 @@ impl DeepSpeedFolder {
             let fact = "it holds no parameters".to_owned();
             return Err(Error::Damaged { path: folder.to_owned(), fact });
         }
-        let (step, scheduler) = (model.step(), model.scheduler());
+        let (step, skipped_steps) = (model.step(), model.skipped_steps());
+        let scheduler = model.scheduler();
         let folder = folder.to_owned();
         let run = Self {
             folder,
             stage,
             ranks,
             step,
+            skipped_steps,
             weights,
             untrained,
             left_out,
@@ -174,10 +177,18 @@ impl DeepSpeedFolder {
         self.ranks
     }
 
-    /// Returns the number of optimizer steps of the engine. `None` if the files do not contain it.
+    /// Returns the number of steps of the engine, including those that were skipped. `None` if the files do not contain
+    /// it.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         self.step
+    }
+
+    /// Returns the number of steps that the engine skipped because gradients of 16 bits had overflowed. `None` if the
+    /// files do not contain it.
+    #[must_use]
+    pub fn skipped_steps(&self) -> Option<u64> {
+        self.skipped_steps
     }
 
     /// Returns the full weights: trained parameters in the optimizer's 32 bits, floating-point buffers as 32-bit
@@ -252,6 +263,14 @@ impl DeepSpeedFolder {
     /// Returns the state of the scheduler. `None` unless it is a dictionary.
     pub(crate) fn scheduler(&self) -> Option<&Value<FileTensor>> {
         self.scheduler.as_ref()
+    }
+
+    /// Returns the attributes of the loss scaler. `None` if the files do not contain it.
+    pub(crate) fn scaler(&self) -> Option<&Value<FileTensor>> {
+        match &self.states {
+            States::Zero(zero) => zero.head().scaler.as_ref(),
+            States::Universal(universal) => universal.scaler.as_ref(),
+        }
     }
 
     /// Returns the tied parameters that were not saved, one message each.

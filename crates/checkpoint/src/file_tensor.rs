@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use self::cast::Cast;
 pub(crate) use self::cast::is_float;
+pub(crate) use self::chunks::Chunk;
 use self::chunks::Chunks;
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
@@ -76,15 +77,15 @@ impl FileTensor {
     }
 
     /// Joins chunks like [`of_chunks`](Self::of_chunks), and compares the checksums of their `torch.save` storages
-    /// before a byte is copied.
+    /// before a byte is copied. A chunk's elements may be in any order in its file.
     ///
     /// Returns the errors of [`of_chunks`](Self::of_chunks).
     pub(crate) fn of_checked_chunks(
         info: TensorInfo,
-        chunks: Vec<(Region, TensorLocation)>,
+        chunks: Vec<Chunk>,
         storages: Vec<(PathBuf, StoragePlace)>,
     ) -> Result<Self, String> {
-        let chunks = Chunks::new(info, chunks)?.checked(storages);
+        let chunks = Chunks::of_places(info, chunks)?.checked(storages);
         Ok(Self(Source::Chunks(Arc::new(chunks))))
     }
 

@@ -66,6 +66,7 @@ pub mod layout;
 mod offload_folder;
 mod other_format;
 mod pattern;
+mod place;
 mod plain;
 pub mod pth;
 mod quantized;

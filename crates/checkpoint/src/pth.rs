@@ -252,8 +252,8 @@ impl PthFile {
         self.tree(false)
     }
 
-    /// Reads the saved value like [`PthFile::value`], but returns a `torch.Size` as a tuple, and the stage of
-    /// DeepSpeed's ZeRO as an integer.
+    /// Reads the saved value like [`PthFile::value`], but returns a `torch.Size` as a tuple, the stage of DeepSpeed's
+    /// ZeRO as an integer, and DeepSpeed's loss scaler as a dictionary of its attributes.
     pub(crate) fn value_with_sizes(&self) -> Result<Value<StoredTensor>, Error> {
         self.tree(true)
     }
@@ -531,7 +531,7 @@ struct TreeBuilder<'p, 'a> {
     /// Remaining bytes for the places of containers and tensors, which consist of all keys above them: a reader of the
     /// tree joins these for each ([`Value::try_map`]).
     place_bytes: u64,
-    /// `true` to read the values of sizes and stages, not only their names.
+    /// `true` to read the values of sizes, stages and loss scalers, not only their names.
     with_sizes: bool,
 }
 
@@ -613,6 +613,14 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
                 match self.argument(index) {
                     Some(Raw::Int(stage)) => Value::Int(stage),
                     _ => Value::Foreign(self.text("deepspeed.ZeroStageEnum")?),
+                }
+            }
+            Node::Foreign(module, "DynamicLossScaler" | "LossScaler")
+                if self.with_sizes && module.starts_with("deepspeed.") =>
+            {
+                match pickle.state(index) {
+                    Some(attributes) => self.plant_at(attributes, depth + 1, place)?,
+                    None => Value::Foreign(self.text("deepspeed.LossScaler")?),
                 }
             }
             Node::Foreign(module, name) => Value::Foreign(self.text(&format!("{module}.{name}"))?),

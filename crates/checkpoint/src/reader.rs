@@ -1,6 +1,5 @@
 //! Reading of single tensors of weights, whole or in part, into memory of the caller.
 
-mod place;
 mod quantized;
 mod stamp;
 
@@ -10,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 
-use self::place::Place;
 pub use self::quantized::check_quantization_method;
 use self::quantized::{Quantized, described};
 pub use self::stamp::FileStamp;
@@ -20,6 +18,7 @@ use crate::error::Error;
 use crate::fault::Fault;
 use crate::file_handle::FileHandle;
 use crate::format::OpenWeights;
+use crate::place::Place;
 use crate::pth::{PthFile, StoragePlace, StoredStateDict, StoredTensor, shown};
 use crate::quantized::parts::METADATA;
 use crate::safetensors::Header;

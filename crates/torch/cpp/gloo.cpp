@@ -3,6 +3,7 @@
 
 #include "brigade-torch/src/bridge.rs.h"
 #include "ordered.h"
+#include "packed_work.h"
 #include "several_works.h"
 #include "shared_memory.h"
 
@@ -380,6 +381,14 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
     if (auto work = own_all_gather(flat(inputs, outputs), options)) {
       return work;
     }
+    if (is_one_message(inputs)) {
+      const at::NoGradGuard no_grad;
+      auto part = joined(inputs, 1).view({-1});
+      auto whole = at::empty({part.numel() * getSize()}, part.options());
+      auto work = ProcessGroupGloo::_allgather_base(whole, part, options);
+      return c10::make_intrusive<PackedWork>(
+          work, [=, size = getSize()] { take_apart(outputs, whole.view({size, -1})); });
+    }
     // Gloo's own form has one type.
     return one_by_one(inputs.size(), [&](size_t i) {
       return ProcessGroupGloo::_allgather_base(outputs[i], inputs[i], options);
@@ -411,6 +420,14 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
     if (auto work = own_reduce_scatter(flat(outputs, inputs), options)) {
       return work;
+    }
+    if (is_one_message(inputs)) {
+      const at::NoGradGuard no_grad;
+      Tensors wholes{joined(inputs, getSize()).view({-1})};
+      Tensors parts{at::empty({wholes[0].numel() / getSize()}, wholes[0].options())};
+      auto work = ProcessGroupGloo::reduce_scatter_tensor_coalesced(parts, wholes, options);
+      return c10::make_intrusive<PackedWork>(
+          work, [outputs, part = parts[0]] { take_apart(outputs, part.view({1, -1})); });
     }
     // Gloo's form of one tensor calls this one.
     return one_by_one(inputs.size(), [&](size_t i) {
@@ -527,6 +544,33 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
       out.wholes.push_back({whole});
     }
     return out;
+  }
+
+  // Ranks that are not ours send a list as PyTorch's FSDP2 does: as one tensor, which has each rank's part of all tensors
+  // one after the other.
+  static bool is_one_message(const Tensors& tensors) {
+    const auto fits = [&](const at::Tensor& tensor) {
+      return is_plain(tensor) && tensor.scalar_type() == tensors[0].scalar_type();
+    };
+    return tensors.size() > 1 && std::all_of(tensors.begin(), tensors.end(), fits);
+  }
+
+  // In rows, of which there is one for each of `rows` equal parts of the tensors.
+  static at::Tensor joined(const Tensors& tensors, int64_t rows) {
+    Tensors parts;
+    for (const auto& tensor : tensors) {
+      parts.push_back(tensor.reshape({rows, tensor.numel() / rows}));
+    }
+    return at::cat(parts, 1);
+  }
+
+  static void take_apart(const Tensors& tensors, const at::Tensor& rows) {
+    int64_t start = 0;
+    for (const auto& tensor : tensors) {
+      const auto width = tensor.numel() / rows.size(0);
+      tensor.copy_(rows.narrow(1, start, width).reshape(tensor.sizes()));
+      start += width;
+    }
   }
 
   template <typename Start>

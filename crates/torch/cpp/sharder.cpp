@@ -65,6 +65,9 @@ std::vector<at::Tensor> ShardingEngine::add_unit(
   }
   if (whole_at_rest_) {
     allocate(unit.storage, bytes);
+  } else if (lies_at_home(unit, parameters, slots)) {
+    unit.home = empty_storage(device);
+    allocate(*unit.home, bytes);
   }
   std::vector<at::Tensor> shards;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -212,9 +215,10 @@ void ShardingEngine::reset_after_error() {
   reset();
 }
 
-void ShardingEngine::hold_all() {
+void ShardingEngine::hold_all(bool write) {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(!held_, "the parameters are whole already: `gathered` inside of `gathered`");
+  writes_ = write;
   for (auto& unit : units_) {
     start_gather(unit);
   }
@@ -228,12 +232,13 @@ void ShardingEngine::release_all(bool write) {
   std::lock_guard<std::mutex> lock(mutex_);
   at::NoGradGuard no_grad;
   held_ = false;
+  writes_ = false;
   wait_for_copies();
   for (auto& unit : units_) {
     if (write) {
       for (auto& parameter : unit.parameters) {
         auto from = own_rows(parameter);
-        if (!parameter.shard.is_alias_of(from)) {
+        if (!unit.borrows && !parameter.shard.is_alias_of(from)) {
           parameter.shard.detach().copy_(from);
         }
       }
@@ -296,7 +301,8 @@ ShardingEngine::Parameter ShardingEngine::cut(
   if (parameter.replicated()) {
     parameter.rows_of_all = whole;
     parameter.flat = tensor_of(unit.storage, kind, slot.offset, {tensor.numel()}, {1});
-    parameter.shard = new_shard(values);
+    parameter.shard = unit.home ? tensor_of(*unit.home, kind, slot.offset, tensor.sizes(), strides)
+                                : new_shard(values);
     if (known) {
       parameter.shard.copy_(values);
     } else {
@@ -316,7 +322,8 @@ ShardingEngine::Parameter ShardingEngine::cut(
       const auto offset = slot.offset + parameter.first * strides[0];
       parameter.shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
     } else {
-      parameter.shard = new_shard(rows, strides);
+      parameter.shard = unit.home ? tensor_of(*unit.home, kind, slot.offset, rows.sizes(), strides)
+                                  : new_shard(rows, strides);
       if (known) {
         parameter.shard.copy_(rows);
       }
@@ -330,6 +337,24 @@ ShardingEngine::Parameter ShardingEngine::cut(
   parameter.whole.set_data(whole);
   parameter.shard.set_requires_grad(trained);
   return parameter;
+}
+
+bool ShardingEngine::lies_at_home(
+    const Unit& unit, const std::vector<at::Tensor>& parameters, rust::Slice<const ShardedSlot> slots) const {
+  if (ranks_ != 1 || to_device_ || unit.keeps_part) {
+    return false;
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& slot = slots[i];
+    if (!slot.keeps_memory && static_cast<at::ScalarType>(slot.kind) != parameters[i].scalar_type()) {
+      return false;
+    }
+  }
+  return unit.bytes > 0;
+}
+
+int64_t ShardingEngine::extra_bytes(const Unit& unit) {
+  return unit.borrows ? 0 : static_cast<int64_t>(unit.bytes);
 }
 
 at::Tensor ShardingEngine::new_shard(const at::Tensor& like, std::optional<at::IntArrayRef> strides) const {
@@ -446,8 +471,8 @@ void sharder_reset(const Sharder& sharder) noexcept {
   sharder.engine->reset_after_error();
 }
 
-void sharder_hold_all(const Sharder& sharder) {
-  sharder.engine->hold_all();
+void sharder_hold_all(const Sharder& sharder, bool will_write) {
+  sharder.engine->hold_all(will_write);
 }
 
 void sharder_release_all(const Sharder& sharder, bool write) {

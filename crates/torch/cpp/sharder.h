@@ -57,8 +57,9 @@ void sharder_shards_changed(const Sharder& sharder);
 void sharder_update_trained(const Sharder& sharder);
 // After an error: waits for what is in flight, and gives up whole parameters and gradients.
 void sharder_reset(const Sharder& sharder) noexcept;
-// Keeps all parameters whole until `sharder_release_all`, which takes this rank's rows back where `write`.
-void sharder_hold_all(const Sharder& sharder);
+// Keeps all parameters whole until `sharder_release_all`, which takes this rank's rows back where `write`. Where
+// `will_write` the shards stay as they are until then.
+void sharder_hold_all(const Sharder& sharder, bool will_write);
 void sharder_release_all(const Sharder& sharder, bool write);
 SharderMeter sharder_meter(const Sharder& sharder);
 

@@ -24,14 +24,22 @@ void ShardingEngine::start_gather(Unit& unit) {
   }
   at::NoGradGuard no_grad;
   if (unit.state == State::Sharded) {
-    allocate(unit.storage, unit.bytes);
+    unit.borrows = unit.home && !writes_;
+    if (unit.borrows) {
+      borrow(unit.storage, *unit.home);
+    } else {
+      allocate(unit.storage, unit.bytes);
+    }
     ++whole_;
     most_whole_ = std::max(most_whole_, whole_);
-    count_gathered(static_cast<int64_t>(unit.bytes));
+    count_gathered(extra_bytes(unit));
   }
   unit.state = State::Gathering;
   unit.version = version_;
   ++gathers_;
+  if (unit.borrows) {
+    return; // the shards are the whole parameters
+  }
   if (to_device_) {
     // The memory is new to the current stream, whose work until here may still use what was there before.
     unit.copied.emplace(to_device_->behind_current([&] { copy_and_gather(unit); }));
@@ -159,7 +167,7 @@ void ShardingEngine::free(Unit& unit) {
   release(unit.storage, unit.bytes, unit.why);
   unit.state = State::Sharded;
   --whole_;
-  gathered_ -= static_cast<int64_t>(unit.bytes);
+  gathered_ -= extra_bytes(unit);
 }
 
 } // namespace brigade

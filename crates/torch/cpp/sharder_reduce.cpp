@@ -291,7 +291,9 @@ void ShardingEngine::finish_reduction(Unit& unit) {
 
 void ShardingEngine::divide_and_add(Parameter& parameter, at::Tensor rows, std::vector<Leaving>& leaving) {
   // One division, after the sum.
-  rows.div_(parameter.is_expert ? expert_divisor_ : divisor_);
+  if (const auto divisor = parameter.is_expert ? expert_divisor_ : divisor_; divisor != 1) {
+    rows.div_(divisor);
+  }
   rows = rows.to(parameter.shard.scalar_type());
   if (to_host_) {
     leaving.push_back({&parameter, rows, new_shard(rows)});

@@ -64,7 +64,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   void reset_after_error();
 
-  void hold_all();
+  void hold_all(bool write);
 
   void release_all(bool write);
 
@@ -132,6 +132,10 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     std::string why;
     c10::Storage storage;
     size_t bytes = 0;
+    // The shards' memory, laid out as that of the whole parameters, where one rank has all rows: the whole parameters
+    // borrow it while they are used, and nothing is copied.
+    std::optional<c10::Storage> home;
+    bool borrows = false;
     bool reshards = true;
     // Whether neighbouring ranks keep the whole parameters together from forward to backward; and those that this rank
     // keeps now, of these shards.
@@ -218,6 +222,13 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   // Memory for a shard or its gradient: the host's, where they are offloaded.
   at::Tensor new_shard(const at::Tensor& like, std::optional<at::IntArrayRef> strides = std::nullopt) const;
+
+  // Whether shards may be the whole parameters: one rank, on the device, without another type to compute in.
+  bool lies_at_home(
+      const Unit& unit, const std::vector<at::Tensor>& parameters, rust::Slice<const ShardedSlot> slots) const;
+
+  // Bytes that a unit's whole parameters take besides its shards.
+  static int64_t extra_bytes(const Unit& unit);
 
   // Before the host may write into offloaded shards: copies may still read them.
   void wait_for_copies() const;
@@ -328,6 +339,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   // Whether what replicas have summed goes to the others in the next backward.
   bool window_ends_ = true;
   bool held_ = false;
+  // Whether what holds the whole parameters writes into them: an error of it leaves the shards as they were.
+  bool writes_ = false;
   bool in_backward_ = false;
   uint64_t version_ = 0;
   // Units from this one on have been reduced in this backward.

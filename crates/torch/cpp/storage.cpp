@@ -73,6 +73,17 @@ void allocate(const c10::Storage& storage, size_t bytes) {
   impl->set_nbytes(bytes);
 }
 
+void borrow(const c10::Storage& storage, const c10::Storage& from) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  void* const data = from.unsafeGetStorageImpl()->mutable_data();
+  auto* const owner = new c10::Storage(from);
+  c10::DataPtr borrowed(
+      data, owner, [](void* it) { delete static_cast<c10::Storage*>(it); }, from.device());
+  impl->*access_is_refused() = false;
+  impl->set_data_ptr_noswap(std::move(borrowed));
+  impl->set_nbytes(from.nbytes());
+}
+
 void release(const c10::Storage& storage, size_t bytes, const std::string& why) {
   auto* impl = storage.unsafeGetStorageImpl();
   impl->*access_is_refused() = false;

@@ -21,6 +21,8 @@ at::Tensor tensor_of(
 // Gives the storage new memory, whose contents are arbitrary. Tensors of the storage stay, and with them what
 // autograd has saved.
 void allocate(const c10::Storage& storage, size_t bytes);
+// Gives the storage the memory of another one, which lives on with it.
+void borrow(const c10::Storage& storage, const c10::Storage& from);
 // Gives the memory back, or has the storage wait for its first. An access throws `why` from now on: without that it would
 // read address 0.
 void release(const c10::Storage& storage, size_t bytes, const std::string& why);

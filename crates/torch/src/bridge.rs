@@ -932,7 +932,7 @@ pub(crate) mod ffi {
         fn sharder_shards_changed(sharder: &Sharder) -> Result<()>;
         fn sharder_update_trained(sharder: &Sharder) -> Result<()>;
         fn sharder_reset(sharder: &Sharder);
-        fn sharder_hold_all(sharder: &Sharder) -> Result<()>;
+        fn sharder_hold_all(sharder: &Sharder, will_write: bool) -> Result<()>;
         fn sharder_release_all(sharder: &Sharder, write: bool) -> Result<()>;
         fn sharder_meter(sharder: &Sharder) -> Result<SharderMeter>;
 

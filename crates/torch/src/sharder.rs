@@ -105,9 +105,9 @@ unsafe impl Sync for Handle {}
 /// Memory and counters of a [`Sharder`] since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharderMeter {
-    /// Current number of bytes of whole parameters.
+    /// Current number of bytes of whole parameters, besides the shards: on one rank these may be the whole parameters.
     pub gathered_bytes: u64,
-    /// Maximum number of bytes of whole parameters at once.
+    /// Maximum number of bytes of whole parameters at once, besides the shards.
     pub peak_gathered_bytes: u64,
     /// Maximum number of bytes of gradients in reductions at once.
     pub peak_reduced_bytes: u64,
@@ -293,7 +293,7 @@ impl Sharder {
         write: bool,
         body: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        ffi::sharder_hold_all(&self.handle.0)
+        ffi::sharder_hold_all(&self.handle.0, write)
             .map_err(|error| Error::libtorch("gathering the parameters", &error))?;
         let mut held = Held { sharder: self, write: false };
         let value = body()?;

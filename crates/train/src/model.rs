@@ -356,7 +356,11 @@ impl<M> PreparedModel<M> {
         M: Module<Input>,
         M::Output: TensorTree<Owned = M::Output>,
     {
-        let scope = self.context.numerics.scope(self.model.device())?;
+        // Weights of units are gathered in 16 bits. A cast of one that is not would outlive its unit.
+        let keeps_casts = self
+            .sharder()
+            .is_none_or(|sharder| sharder.plan().sharding().strategy.keeps_parameters_whole());
+        let scope = self.context.numerics.scope(self.model.device(), keeps_casts)?;
         let output = self.model.forward(input);
         drop(scope);
         let outputs = output.and_then(|output| self.context.numerics.outputs(output));

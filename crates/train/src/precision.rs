@@ -247,12 +247,13 @@ fn from_env() -> Result<Option<Precision>> {
 }
 
 impl Numerics {
-    /// Enables autocast for a forward, if it changes anything.
-    pub(crate) fn scope(&self, device: Device) -> Result<Option<Autocast>> {
+    /// Enables autocast for a forward, if it changes anything. With `keeps_casts` a weight that several operations use is
+    /// cast once, where the options allow it, and the cast weight takes memory until the end of the scope.
+    pub(crate) fn scope(&self, device: Device, keeps_casts: bool) -> Result<Option<Autocast>> {
         match self.autocast {
             AutocastOptions { precision: Precision::No, .. } => Ok(None),
             AutocastOptions { precision, cache } => {
-                Ok(Some(Autocast::enter(device, precision.kind(), cache)?))
+                Ok(Some(Autocast::enter(device, precision.kind(), cache && keeps_casts)?))
             }
         }
     }

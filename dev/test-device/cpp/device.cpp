@@ -77,6 +77,8 @@ struct State {
   std::vector<at::Generator> generators;
   std::vector<std::string> synchronizations;
   int listeners = 0;
+  // State of the generator of random delays; 0 where work is put off until something waits for it.
+  uint64_t delays = 0;
 };
 
 // Never freed: tensors in static variables may outlive any order of destructors.
@@ -123,6 +125,30 @@ void run_until(DeviceIndex device, StreamId id, uint64_t position) {
       release(block);
     }
   }
+}
+
+// With random delays: does some of the work of a stream now and then, as a device does that is not the slowest one.
+void maybe_progress() {
+  Lock lock(state().mutex);
+  auto& delays = state().delays;
+  if (delays == 0 || capturing()) {
+    return;
+  }
+  // xorshift64
+  delays ^= delays << 13;
+  delays ^= delays >> 7;
+  delays ^= delays << 17;
+  std::vector<std::pair<DeviceIndex, StreamId>> busy;
+  for (auto& [key, stream] : state().streams) {
+    if (!stream.work.empty()) {
+      busy.push_back(key);
+    }
+  }
+  if (busy.empty() || delays % 2 == 0) {
+    return;
+  }
+  const auto [device, id] = busy[(delays >> 8) % busy.size()];
+  run_until(device, id, state().streams[{device, id}].done + 1 + (delays >> 32) % 3);
 }
 
 bool is_drained(DeviceIndex device, StreamId id) {
@@ -199,6 +225,7 @@ void free_block(void* context) {
 
 Block* allocate_block(DeviceIndex index, StreamId stream, size_t requested) {
   Lock lock(state().mutex);
+  maybe_progress();
   Pool& pool = state().pools[index];
   size_t size = (requested + kRounding - 1) / kRounding * kRounding;
   Block* block = nullptr;
@@ -636,6 +663,7 @@ void put_off(Stream stream, std::function<void()> work) {
   auto& on = state().streams[{stream.device_index(), stream.id()}];
   on.work.push_back(std::move(work));
   on.queued += 1;
+  maybe_progress();
 }
 
 at::Generator host_generator(const at::Generator& generator) {
@@ -702,6 +730,12 @@ char* fake_gpu_install(int32_t devices) {
     register_operators();
     installed_devices = devices;
   });
+}
+
+// 0: work is put off until something waits for it.
+void fake_gpu_random_delays(uint64_t seed) {
+  Lock lock(state().mutex);
+  state().delays = seed;
 }
 
 void fake_gpu_free_text(char* text) { std::free(text); }

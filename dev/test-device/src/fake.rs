@@ -102,6 +102,29 @@ pub fn synchronizations(function: impl FnOnce()) -> Vec<String> {
     names.lines().map(str::to_owned).collect()
 }
 
+/// Scope of [`random_delays`].
+#[derive(Debug)]
+pub struct RandomDelays(());
+
+/// Makes copies end at random times, until the value is dropped: at some of them, and at some allocations, a few of the
+/// copies that a stream has put off are made, in the stream's order. Otherwise all are put off as long as possible. The
+/// same seed gives the same times, as far as the program's threads do the same in the same order.
+#[must_use]
+pub fn random_delays(seed: u64) -> RandomDelays {
+    // A generator of this kind stays at 0.
+    let seed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    // SAFETY: takes a number.
+    unsafe { ffi::fake_gpu_random_delays(seed) };
+    RandomDelays(())
+}
+
+impl Drop for RandomDelays {
+    fn drop(&mut self) {
+        // SAFETY: takes a number.
+        unsafe { ffi::fake_gpu_random_delays(0) };
+    }
+}
+
 /// Returns the devices on which memory was allocated, an operator was run or a stream was created: a real device has a
 /// context from then on, which costs hundreds of megabytes.
 #[must_use]

@@ -16,6 +16,7 @@ pub(crate) struct Memory {
 
 unsafe extern "C" {
     pub(crate) fn fake_gpu_install(devices: i32) -> *mut c_char;
+    pub(crate) fn fake_gpu_random_delays(seed: u64);
     pub(crate) fn fake_gpu_free_text(text: *mut c_char);
     pub(crate) fn fake_gpu_contexts() -> u64;
     pub(crate) fn fake_gpu_listen() -> u64;

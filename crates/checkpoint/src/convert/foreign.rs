@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::FileTensor;
 use super::Weights;
+use super::scaler::{self, FromDeepSpeed};
 use super::trainer_state::TrainerState;
 use super::weights::{WeightsOptions, find_weights, strip_wrapper};
 use crate::dcp::{DcpFolder, is_dcp_folder};
@@ -208,20 +209,60 @@ fn of_deepspeed(run: &DeepSpeedFolder, foreign: &mut Foreign) -> Result<(), Erro
     foreign.left_out.extend_from_slice(run.left_out());
     let value = run.optimizer_state()?;
     foreign.optimizers.push(Part { name: format!("the optimizer of {name}"), value });
-    if let Some(value) = run.step() {
-        foreign.steps = Some(Part { name: format!("`global_steps` of {name}"), value });
+    if let Some(all) = run.step() {
+        let (name, value) = match run.skipped_steps().filter(|skipped| (1..=all).contains(skipped))
+        {
+            Some(skipped) => {
+                (format!("`global_steps` less `skipped_steps` of {name}"), all - skipped)
+            }
+            None => (format!("`global_steps` of {name}"), all),
+        };
+        foreign.steps = Some(Part { name, value });
+    }
+    if let Some(attributes) = run.scaler().filter(|_| foreign.scaler.is_none()) {
+        let name = format!("`loss_scaler` of {name}");
+        match scaler::from_deepspeed(attributes) {
+            Some(FromDeepSpeed::Dynamic(value, others)) => {
+                foreign.left_out.extend(others.map(|others| format!("{name}: {others}")));
+                foreign.scaler = Some(Part { name, value });
+            }
+            // Runs in other types than fp16 have it with a scale of 1.
+            Some(FromDeepSpeed::Constant(1.0)) => {}
+            Some(FromDeepSpeed::Constant(scale)) => foreign.left_out.push(format!(
+                "{name}: a constant scale of {scale}; set it as the initial scale of the program's scaler"
+            )),
+            None => {
+                foreign.left_out.push(format!("{name}: not the attributes of a loss scaler"));
+            }
+        }
     }
     if let Some(state) = run.scheduler().filter(|_| foreign.schedulers.is_empty()) {
-        if state.get("last_epoch").is_some() {
-            let name = format!("`lr_scheduler` of {name}");
-            foreign.schedulers.push(Part { name, value: state.clone() });
-        } else {
-            foreign.left_out.push(format!(
-                "`lr_scheduler` of {name}: a schedule of DeepSpeed, not one of torch.optim.lr_scheduler"
-            ));
+        let scheduler = format!("`lr_scheduler` of {name}");
+        match deepspeeds_schedule(state, foreign) {
+            Some(value) => foreign.schedulers.push(Part { name: scheduler, value }),
+            None => foreign.left_out.push(format!(
+                "{scheduler}: neither a schedule of torch.optim.lr_scheduler nor one of DeepSpeed's"
+            )),
         }
     }
     Ok(())
+}
+
+/// Returns the state of an engine's schedule under PyTorch's names. `None` for one that is neither PyTorch's nor
+/// DeepSpeed's.
+fn deepspeeds_schedule(state: &Value<FileTensor>, foreign: &Foreign) -> Option<Value<FileTensor>> {
+    if state.get("last_epoch").is_some() {
+        return Some(state.clone());
+    }
+    // The index of the last step that was not skipped. PyTorch counts the steps.
+    let last = state.get("last_batch_iteration")?.as_int().filter(|last| *last >= -1)?;
+    let mut entries = vec![("last_epoch", Value::Int(last.checked_add(1)?))];
+    let groups = foreign.optimizers.first().and_then(|it| it.value.get("param_groups"));
+    let group = groups.and_then(Value::as_items).and_then(<[_]>::first);
+    if let Some(lr) = group.and_then(|group| group.get("lr")) {
+        entries.push(("_last_lr", Value::List(vec![lr.clone()])));
+    }
+    Some(Value::dict(entries))
 }
 
 /// Returns `true` if DeepSpeed has written this file or folder besides the step that was read.

@@ -60,9 +60,14 @@ impl ModelStates {
         Ok(Self { file: Arc::new(Mutex::new(file)), tree })
     }
 
-    /// Returns the number of optimizer steps.
+    /// Returns the number of steps, skipped ones included.
     pub(super) fn step(&self) -> Option<u64> {
         u64::try_from(self.tree.get("global_steps")?.as_int()?).ok()
+    }
+
+    /// Returns the number of steps that were skipped because gradients had overflowed.
+    pub(super) fn skipped_steps(&self) -> Option<u64> {
+        u64::try_from(self.tree.get("skipped_steps")?.as_int()?).ok()
     }
 
     /// Returns the state of the engine's scheduler. `None` unless it is a dictionary.

@@ -40,6 +40,8 @@ pub(super) struct RankStates {
     pub(super) slots: Vec<BTreeMap<String, Slot>>,
     /// Parameter groups of the program's optimizer.
     pub(super) groups: Option<Value<FileTensor>>,
+    /// Attributes of the loss scaler.
+    pub(super) scaler: Option<Value<FileTensor>>,
 }
 
 impl RankStates {
@@ -107,10 +109,12 @@ impl RankStates {
         let stored = |tensor| Ok::<_, Fault>(FileTensor::stored(file, tensor));
         let groups = base.and_then(|base| base.get("param_groups")).cloned();
         let groups = groups.map(|it| it.try_map(&mut |_, tensor| stored(tensor))).transpose()?;
+        let scaler = state.get("loss_scaler").filter(|it| it.as_dict().is_some()).cloned();
+        let scaler = scaler.map(|it| it.try_map(&mut |_, tensor| stored(tensor))).transpose()?;
         let paddings = paddings(state.get("param_alignment_paddings"), weights.len())?;
         let path = path.to_owned();
         let stage = stage.unsigned_abs();
-        Ok(Self { path, stage, partitions, weights, paddings, slots, groups })
+        Ok(Self { path, stage, partitions, weights, paddings, slots, groups, scaler })
     }
 }
 

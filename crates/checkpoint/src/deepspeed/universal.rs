@@ -30,6 +30,8 @@ pub(super) struct Universal {
     pub(super) stage: Option<u64>,
     pub(super) partitions: Option<u64>,
     pub(super) groups: Option<Value<FileTensor>>,
+    /// Attributes of the loss scaler.
+    pub(super) scaler: Option<Value<FileTensor>>,
 }
 
 impl Universal {
@@ -37,7 +39,7 @@ impl Universal {
         let folder = folder.join(UNIVERSAL);
         let path = folder.join(OPTIMIZER);
         if !path.exists() {
-            return Ok(Self { folder, stage: None, partitions: None, groups: None });
+            return Ok(Self { folder, stage: None, partitions: None, groups: None, scaler: None });
         }
         let file = PthFile::open(&path)?;
         let tree = file.value_with_sizes()?;
@@ -51,7 +53,9 @@ impl Universal {
         let stored = |tensor| Ok::<_, Error>(FileTensor::stored(&file, tensor));
         let groups = tree.get("param_groups").cloned();
         let groups = groups.map(|it| it.try_map(&mut |_, tensor| stored(tensor))).transpose()?;
-        Ok(Self { folder, stage, partitions, groups })
+        let scaler = tree.get("loss_scaler").filter(|it| it.as_dict().is_some()).cloned();
+        let scaler = scaler.map(|it| it.try_map(&mut |_, tensor| stored(tensor))).transpose()?;
+        Ok(Self { folder, stage, partitions, groups, scaler })
     }
 
     pub(super) fn parameters(model: &ModelStates) -> Result<Vec<Parameter>, Fault> {

@@ -75,6 +75,18 @@ fn parts_of_columns_are_joined() {
     assert_eq!(report.read[0], read);
 }
 
+/// Reads parts that their ranks had in memory in another order than that of rows: transposed, with the channels last, and
+/// columns of a larger tensor. `make_with_columns.py` has made the fixture.
+#[test]
+fn parts_with_strides_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("out.safetensors");
+    let report = convert(&fixture("columns"), &to, TARGET).unwrap();
+    assert_eq!(values(&to), values(&fixture("columns.safetensors")));
+    let read = "a checkpoint of torch.distributed.checkpoint: 8 tensors in 14 parts in 2 files";
+    assert_eq!(report.read[0], read);
+}
+
 /// Converts a checkpoint of two models and two optimizers to a folder and back.
 #[test]
 fn a_checkpoint_is_written_and_read_back() {

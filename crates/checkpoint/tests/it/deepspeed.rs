@@ -753,3 +753,93 @@ fn a_folder_of_accelerate_with_deepspeed_becomes_a_checkpoint() {
     assert_eq!(state("scheduler").get("position").and_then(Value::as_int), Some(3));
     assert!(!report.left_out.iter().any(|line| line.contains("pytorch_model")), "{report:?}");
 }
+
+/// The fixtures were made by `fixtures/deepspeed/make_fp16.py`, which went on after the checkpoint.
+#[test]
+fn a_run_in_fp16_continues_with_its_scale_and_its_place_in_the_schedule() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let names = ["0.weight", "0.bias", "1.weight", "1.bias"];
+    let shapes = [vec![3, 4], vec![3], vec![2, 3], vec![2]];
+    let numbers = json!({
+        "lr": 0.01, "initial_lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "amsgrad": 0.0
+    });
+    let optimizer = json!({
+        "kind": "AdamW", "steps": 0, "initial_lr": 0.01, "lr": 0.01,
+        "groups": [{ "numbers": numbers, "parameters": names }],
+        "parameters": names, "state": {},
+    });
+    let definition = json!({ "all": { "function": { "momentum": false } } });
+    let scheduler = json!({ "position": 0, "lr": 0.0, "plateau": null, "definition": definition });
+    let scaler = json!({
+        "scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "growth_tracker": 0
+    });
+    let entries = [
+        ("model", "model", None, names.into_iter().zip(shapes).collect()),
+        ("optimizer", "optimizer", Some(optimizer), Vec::new()),
+        ("scheduler", "scheduler", Some(scheduler), Vec::new()),
+        ("scaler", "scaler", Some(scaler), Vec::new()),
+    ];
+    let like = folder.join("like");
+    saved::write(&like, 2, 0, &entries);
+    for stage in [2, 3] {
+        let step = format!("{stage}-float16");
+        let universal = folder.join(format!("universal-{step}"));
+        copied(&fixture(&format!("universal-{step}")), &universal);
+        for entry in fs::read_dir(fixture(&step).join("global_step7")).unwrap().flatten() {
+            if entry.file_name().to_string_lossy().ends_with("_model_states.pt") {
+                fs::copy(entry.path(), universal.join(entry.file_name())).unwrap();
+            }
+        }
+        let found = fs::read(fixture(&format!("{step}.json"))).unwrap();
+        let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
+        let list = |key: &str| found[key].as_array().unwrap().clone();
+        let saved_at = found["saved"].as_u64().unwrap() as usize;
+        let skipped: Vec<bool> = list("skipped").iter().map(|it| it.as_bool().unwrap()).collect();
+        let scales: Vec<f64> = list("scales").iter().map(|it| it.as_f64().unwrap()).collect();
+        let stepped = skipped[..saved_at].iter().filter(|skipped| !**skipped).count();
+        assert_eq!((saved_at, stepped), (7, 5));
+
+        for from in [fixture(&step), universal] {
+            let run = DeepSpeedFolder::open(&deepspeed_folder(&from).unwrap().unwrap()).unwrap();
+            assert_eq!((run.step(), run.skipped_steps()), (Some(7), Some(2)));
+            let to = folder.join("made");
+            let report = convert_like(&from, &to, &like, &[StateKind::Random]).unwrap();
+            assert_eq!(report.left_out, Vec::<String>::new(), "{}", from.display());
+            let expected = values(&fixture(&format!("{step}.safetensors")));
+            assert_eq!(values(&to.join("model.safetensors")), expected);
+            let checkpoint = Checkpoint::open(&to).unwrap();
+            assert_eq!(checkpoint.manifest().step, stepped as u64);
+            let state = |kind: &str| {
+                let object = checkpoint.manifest().of_kind(kind).next().unwrap().clone();
+                checkpoint.state(&object).unwrap().unwrap()
+            };
+            let scheduler = state("scheduler");
+            assert_eq!(scheduler.get("position").and_then(Value::as_int), Some(stepped as i64));
+            let lr = list("lr")[saved_at].as_f64();
+            assert_eq!(scheduler.get("lr").and_then(Value::as_float), lr);
+            // PyTorch's rule from the converted state, over the steps that DeepSpeed made after the checkpoint.
+            let scaler = state("scaler");
+            let number = |key: &str| scaler.get(key).and_then(Value::as_float).unwrap();
+            let (mut scale, mut tracker) = (number("scale"), number("growth_tracker"));
+            for step in saved_at..scales.len() {
+                assert_eq!(scale, scales[step], "step {step}");
+                tracker += 1.0;
+                if skipped[step] {
+                    (scale, tracker) = (scale * number("backoff_factor"), 0.0);
+                } else if tracker == number("growth_interval") {
+                    (scale, tracker) = (scale * number("growth_factor"), 0.0);
+                }
+            }
+            fs::remove_dir_all(&to).unwrap();
+        }
+    }
+
+    // A program without a scaler.
+    let like = folder.join("without");
+    saved::write(&like, 2, 0, &entries[..3]);
+    let to = folder.join("made");
+    let report = convert_like(&fixture("2-float16"), &to, &like, &[StateKind::Random]).unwrap();
+    let line = "`loss_scaler` of global_step7: ";
+    assert!(report.left_out.iter().any(|it| it.starts_with(line)), "{report:?}");
+}

@@ -24,6 +24,13 @@ pub(super) fn norm(
     let kind = parameters.first().map_or(Ok(Kind::Float), Tensor::f_kind)?;
     let power = Power { norm_type, device };
     let models = sharded.map(ShardedModels::models).unwrap_or_default();
+    let has_all_rows = models.first().is_none_or(|it| it.sharder().groups().gather.size() == 1);
+    let is_on_one_device = parameters.iter().all(|it| it.device() == device);
+    if has_all_rows && is_on_one_device && tensor.is_none() && pipeline.is_none() {
+        // Without a power and its root: the bits of a model that is not sharded.
+        let found = whole(parameters)?;
+        return Ok(gradients::norm(&found.iter().collect::<Vec<_>>(), norm_type)?.f_to_kind(kind)?);
+    }
     let mut rows: HashSet<TensorId> = HashSet::new();
     for model in &models {
         model.with_parameters(|parameters| {

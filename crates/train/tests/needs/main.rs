@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
 mod disks;
+mod fsdp2_ranks;
 mod numeric;
 #[path = "../common/resume.rs"]
 mod resume;

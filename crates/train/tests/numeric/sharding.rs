@@ -5,6 +5,7 @@ mod foreign;
 mod fsdp2;
 mod limits;
 mod messages;
+mod mixed;
 mod offload;
 mod parts;
 mod rules;
@@ -266,6 +267,33 @@ fn as_one_process(ranks: usize) {
 #[test]
 fn one_rank() {
     as_one_process(1);
+}
+
+/// One rank takes the steps of a program without sharding, bit for bit, and copies no parameters: the whole ones lie in
+/// the memory of the shards.
+#[test]
+fn one_rank_has_the_bits_of_the_plain_program() {
+    let alone = || Accelerator::builder().cpu(true).quiet(true);
+    let clip = Some(ClipNorm { max_norm: 0.05, ..ClipNorm::default() });
+    for rule in [Rule::AdamW, Rule::Momentum] {
+        for (window, clip) in [(1, None), (1, clip), (3, None), (3, clip)] {
+            let recipe = Recipe { rule, window, clip };
+            let expected = trained(alone(), &recipe, 0..1);
+            for sharding in strategies(1) {
+                let found = trained(alone().sharding(sharding.clone()), &recipe, 0..1);
+                same_bits(&found, &expected, &format!("{recipe:?} {sharding:?}"));
+            }
+        }
+    }
+    let accelerator = alone().sharding(Sharding::zero3()).build().unwrap();
+    let model = accelerator.prepare(net()).unwrap();
+    let shards: Vec<_> = model.local_parameters().iter().map(|it| it.tensor.data_ptr()).collect();
+    let whole = |model: &Model<Net>| {
+        Ok(model.parameters().iter().map(|it| it.tensor.data_ptr()).collect::<Vec<_>>())
+    };
+    assert_eq!(model.gathered(whole).unwrap(), shards);
+    let gathered = model.sharder().unwrap().meter().unwrap();
+    assert!(gathered.gathers > 0 && gathered.peak_gathered_bytes == 0, "{gathered:?}");
 }
 
 #[test]

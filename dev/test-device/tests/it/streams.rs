@@ -144,3 +144,26 @@ fn freed_memory_has_no_values() {
     stream.synchronize().unwrap();
     assert_eq!(values(&host), [1.0, 1.0]);
 }
+
+#[test]
+fn random_delays_end_some_copies_early_and_change_no_order() {
+    fake::install(1).unwrap();
+    let (from, stream) = (pinned(&[1.0, 2.0]), Stream::new(0).unwrap());
+    let early = |seed: u64| {
+        let _delays = fake::random_delays(seed);
+        let copies: Vec<Tensor> = (0..6).map(|_| start(&from, &stream)).collect();
+        let event = stream.record().unwrap();
+        let is_there: Vec<bool> = copies.iter().map(|copy| !all_nan(copy)).collect();
+        event.wait().unwrap();
+        assert!(copies.iter().all(|copy| values(copy) == [1.0, 2.0]));
+        is_there
+    };
+    let all: Vec<Vec<bool>> = (0..64).map(early).collect();
+    for is_there in &all {
+        // In the stream's order: those that have ended are the first.
+        assert!(is_there.is_sorted_by(|a, b| a >= b), "{is_there:?}");
+    }
+    assert!(all.iter().any(|is_there| is_there[0]) && all.iter().any(|is_there| !is_there[5]));
+    assert_eq!(early(7), early(7));
+    assert!(all_nan(&start(&from, &stream)), "after the scope no copy ends early");
+}

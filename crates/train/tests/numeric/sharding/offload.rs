@@ -65,6 +65,101 @@ fn a_gpu_trains_with_shards_in_the_hosts_memory() {
     }
 }
 
+/// Gathers and reductions with copies that end at random times have the bits of those whose copies are all late. A
+/// failure prints the seed.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn random_delays_of_copies_change_no_bit() {
+    fake::install(1).unwrap();
+    let recipe = recipes()[1];
+    let mut random = brigade_test_needs::random();
+    for sharding in strategies() {
+        let run = || {
+            let offloaded = sharding.clone().offload(Offload::Cpu { pin: true });
+            let builder = Accelerator::builder().quiet(true).sharding(offloaded);
+            trained(builder, &recipe, 0..1)
+        };
+        let expected = run();
+        for _ in 0..8 {
+            let seed = random.u64(..);
+            let _delays = fake::random_delays(seed);
+            same_bits(&run(), &expected, &format!("seed {seed}, {sharding:?}"));
+        }
+    }
+}
+
+/// Ranks that come to their gathers and reductions at random times have the bits of ranks that do not wait. A failure
+/// prints the seed.
+#[test]
+fn random_delays_of_ranks_change_no_bit() {
+    use std::cell::RefCell;
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use brigade_nn::{Model, Module};
+    use brigade_torch::Result;
+    use tch::Tensor;
+
+    /// Sleeps before units, inside of them and before the backward.
+    struct Slow<F>(super::Net, RefCell<F>);
+    impl<F: FnMut() -> Duration> Module<&Tensor> for Slow<F> {
+        type Output = Tensor;
+        fn forward(&self, input: &Tensor) -> Result<Tensor> {
+            let Self(net, delay) = self;
+            let wait = || sleep((delay.borrow_mut())());
+            let mut x = net.stem.forward(&net.norm.forward(input)?)? * &net.scale;
+            for block in &net.blocks {
+                wait();
+                x = block.unit.run(|| {
+                    wait();
+                    let hidden = block.up.forward(&x)?.tanh();
+                    Ok::<_, brigade_torch::Error>(&x + block.down.forward(&hidden)?)
+                })?;
+            }
+            let output = net.head.forward(&x)?;
+            wait();
+            Ok(output)
+        }
+    }
+    let mut seeds = brigade_test_needs::random();
+    let template = seeds.clone();
+    let run = |sharding: &Sharding, seed: Option<u64>| {
+        on_ranks(2, |builder, rank| {
+            let mut random = template.clone();
+            random.seed(seed.unwrap_or(0) + rank as u64);
+            let delay = move || match seed {
+                // A third of the delays is long enough for the other rank to come far.
+                Some(_) => Duration::from_micros([0, 50, 2000][random.usize(0..3)]),
+                None => Duration::ZERO,
+            };
+            let accelerator = builder.sharding(sharding.clone()).build().unwrap();
+            let build =
+                |path: &brigade_nn::ParamPath<'_>| Slow(super::Net::new(path), RefCell::new(delay));
+            let model = Model::builder().kind(Kind::Double).build(build).unwrap();
+            crate::net::fill(&model);
+            let optimizer = Rule::AdamW.build(&model);
+            let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+            for number in 0..STEPS {
+                let (inputs, targets) = super::samples(rank, number);
+                let loss = (model.forward(&inputs).unwrap() - targets).square().mean(Kind::Double);
+                accelerator.backward(&loss).unwrap();
+                optimizer.step().unwrap();
+                optimizer.zero_grad().unwrap();
+            }
+            model.gathered(|model| Ok(crate::net::weights(model))).unwrap()
+        })
+    };
+    for sharding in strategies() {
+        let expected = run(&sharding, None);
+        for _ in 0..4 {
+            let seed = seeds.u64(..u64::MAX / 2);
+            for (found, expected) in run(&sharding, Some(seed)).iter().zip(&expected) {
+                same_bits(found, expected, &format!("seed {seed}, {sharding:?}"));
+            }
+        }
+    }
+}
+
 /// The whole parameters of a GPU's model are there in their units alone.
 #[cfg(not(feature = "cuda"))]
 #[test]

@@ -9,13 +9,13 @@ use crate::Region;
 
 /// Location of a tensor. All its elements are within the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// Offset of the first element in the file.
-    pub(super) begin: u64,
+    pub(crate) begin: u64,
     /// Size of an element in bytes.
-    pub(super) width: u64,
+    pub(crate) width: u64,
     /// Strides in bytes, one per dimension.
-    pub(super) strides: Vec<u64>,
+    pub(crate) strides: Vec<u64>,
 }
 
 /// A dimension of a region: its size, and its strides in bytes in the file and in memory.
@@ -28,7 +28,7 @@ struct Dim {
 
 impl Place {
     /// Returns the location of a tensor in row-major order.
-    pub(super) fn row_major(begin: u64, width: u64, shape: &[u64]) -> Self {
+    pub(crate) fn row_major(begin: u64, width: u64, shape: &[u64]) -> Self {
         let mut strides: Vec<u64> = shape
             .iter()
             .rev()
@@ -46,7 +46,7 @@ impl Place {
     ///
     /// Long runs that are contiguous in the file and in memory are read in place. Short ones with short gaps between
     /// them are copied out of a window of the file.
-    pub(super) fn read(&self, file: &File, region: &Region, into: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(&self, file: &File, region: &Region, into: &mut [u8]) -> io::Result<()> {
         if into.is_empty() {
             return Ok(());
         }
