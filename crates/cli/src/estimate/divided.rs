@@ -71,7 +71,7 @@ impl Options {
 
     /// Returns the default number of micro-batches: four per rank of a pipeline.
     pub(super) fn usual_micro_batches(&self) -> u64 {
-        if self.pipeline > 1 { 4 * self.pipeline as u64 } else { 1 }
+        if self.pipeline > 1 { Schedule::default_micro_batches(self.pipeline) as u64 } else { 1 }
     }
 
     /// Returns the division of a model by these options over this many ranks.

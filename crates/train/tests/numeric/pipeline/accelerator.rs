@@ -516,6 +516,21 @@ fn what_does_not_work_is_named() {
         });
         errors.into_iter().next().unwrap()
     };
+    // Ranks of which each has the settings of its own host.
+    let orders = on_ranks(2, |builder, rank| {
+        let mesh = Mesh::builder().pipeline(2).build(2).unwrap();
+        let options = options(2 + 2 * rank, Schedule::OneForwardOneBackward);
+        let builder = builder.sharding(None).mesh(mesh).pipeline_options(options);
+        let accelerator = builder.build().unwrap();
+        let model = {
+            let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
+            accelerator.parallel().model(|path| Gpt2LmHead::new(path, &gpt2(2))).unwrap()
+        };
+        accelerator.prepare(model).unwrap_err().to_string()
+    });
+    let expected = "rank 0 of the pipeline runs 1f1b with 2 micro-batches, and rank 1 1f1b with 4 micro-batches";
+    assert!(orders[0].starts_with(expected), "{orders:?}");
+    assert!(orders[1].starts_with("rank 1 of the pipeline runs"), "{orders:?}");
     let builder = || Mesh::builder().pipeline(2);
     let shards = refused(builder().shard(2).build(4).unwrap(), None);
     assert!(shards.contains("no sharding was chosen"), "{shards}");
