@@ -247,6 +247,19 @@ fn sharded_pipelines() {
     check_sharded(&mesh(2), Some(&Sharding::hybrid(2)), &one, Recipe { window: 2, ..four });
 }
 
+/// Shards of four ranks that stay gathered over two of them after a forward.
+#[test]
+fn sharded_pipelines_that_reshard_to_fewer_ranks() {
+    let to = Sharding::zero3().reshard_after_forward(Reshard::To(2));
+    let mesh = Mesh::builder().pipeline(2).shard(4).build(8).unwrap();
+    let sums = Recipe { data: 4, is_sum: true, ..MEANS };
+    let one = options(4, Schedule::OneForwardOneBackward);
+    check_sharded(&mesh, Some(&to), &one, Recipe { window: 2, ..sums });
+    check_sharded(&mesh, Some(&to), &options(4, Schedule::ZeroBubbleV), sums);
+    let of_context = Mesh::builder().pipeline(2).shard(2).context(2).build(8).unwrap();
+    check_sharded(&of_context, Some(&to), &one, Recipe { data: 2, ..sums });
+}
+
 /// Sums over tokens, of which each context rank has its part.
 #[test]
 fn pipelines_of_divided_sequences() {
