@@ -16,6 +16,7 @@ use crate::value::{
     Value,
 };
 use brigade_sharding::ContextMethod;
+use brigade_sharding::pipeline::Schedule;
 
 /// Row of the table of settings.
 #[derive(Clone, Copy, Debug)]
@@ -461,6 +462,20 @@ settings! {
         /// ranks
         pipeline: NonZeroUsize = "pipeline" "N"
             default "1";
+        /// Micro-batches into which a pipeline cuts each batch
+        ///
+        /// A batch has at least as many rows. Options that the program sets win [default: 4 for each rank of a pipeline]
+        micro_batches: NonZeroUsize = "micro-batches" "N";
+        /// Order of the passes of a pipeline: gpipe, 1f1b, interleaved, looped-bfs, zb-h1 or zbv
+        ///
+        /// `brigade explain pipeline` shows the order, the idle time and the activations that a rank holds
+        pipeline_schedule: Schedule = "pipeline-schedule" "SCHEDULE"
+            default "1f1b";
+        /// Stages of each rank of a pipeline (virtual stages)
+        ///
+        /// interleaved and looped-bfs have 2 or more, zbv has 2, and the other schedules have 1 [default: the smallest
+        /// number of the schedule]
+        pipeline_chunks: NonZeroUsize = "pipeline-chunks" "N";
         /// Backend of torch.compile, for Python programs
         dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"
             default "no" env "ACCELERATE_DYNAMO_BACKEND";

@@ -73,6 +73,16 @@ pub const BRIGADE_SEQUENCE_PARALLEL: &str = "BRIGADE_SEQUENCE_PARALLEL";
 /// `brigade launch --pipeline`.
 pub const BRIGADE_PIPELINE: &str = "BRIGADE_PIPELINE";
 
+/// Number of micro-batches into which a pipeline cuts each batch. Users set it with `brigade launch --micro-batches`.
+pub const BRIGADE_MICRO_BATCHES: &str = "BRIGADE_MICRO_BATCHES";
+
+/// Pipeline schedule, the order of forward and backward passes: `gpipe`, `1f1b`, `interleaved`, `looped-bfs`, `zb-h1`
+/// or `zbv`. Users set it with `brigade launch --pipeline-schedule`.
+pub const BRIGADE_PIPELINE_SCHEDULE: &str = "BRIGADE_PIPELINE_SCHEDULE";
+
+/// Number of pipeline stages per rank (virtual stages). Users set it with `brigade launch --pipeline-chunks`.
+pub const BRIGADE_PIPELINE_CHUNKS: &str = "BRIGADE_PIPELINE_CHUNKS";
+
 /// Context-parallel size: the number of ranks among which each sequence is divided. Users set it with `brigade launch
 /// --context`.
 pub const BRIGADE_CONTEXT: &str = "BRIGADE_CONTEXT";

@@ -69,6 +69,9 @@ pub struct Settings {
     pub micro_batch_size: Option<u64>,
     /// Number of batches per optimizer step.
     pub gradient_accumulation_steps: u64,
+    /// Number of micro-batches into which a pipeline cuts each batch. `None` without a pipeline, and if the program
+    /// decides.
+    pub pipeline_micro_batches: Option<usize>,
     /// Number of samples of all ranks per optimizer step. `None` if the program's loaders decide.
     pub train_batch_size: Option<u64>,
     /// Maximum norm of the gradients. `None` if they are not clipped, or if the program clips them.
@@ -165,6 +168,7 @@ impl Settings {
             loss_scale: None,
             micro_batch_size: None,
             gradient_accumulation_steps: facts.gradient_accumulation_steps,
+            pipeline_micro_batches: None,
             train_batch_size: None,
             gradient_clipping: None,
             recompute: false,

@@ -42,6 +42,8 @@ pub struct TransformerStep {
     /// `true` if attention keeps its matrix of scores for the backward pass. Defaults to `false`, as with fused
     /// kernels.
     pub keeps_scores: bool,
+    /// Number of pipeline stages per rank (chunks). Defaults to 1.
+    pub chunks: usize,
     /// Method of context parallelism. Defaults to [`ContextMethod::Gather`].
     pub method: ContextMethod,
     /// `true` if tensor ranks have parts of the sequence between divided layers (Megatron-LM's sequence parallelism).
@@ -80,6 +82,7 @@ impl Default for TransformerStep {
             tokens: 1,
             element_bytes: 4,
             keeps_scores: false,
+            chunks: 1,
             method: ContextMethod::Gather,
             sequence_regions: false,
             region_vectors: 2,
@@ -190,7 +193,8 @@ struct Place {
     layers: u64,
     is_first: bool,
     is_last: bool,
-    stages: u64,
+    /// `true` if other ranks have stages.
+    has_peers: bool,
     /// Number of tokens of a sequence that the rank has.
     tokens: u64,
 }
@@ -198,7 +202,7 @@ struct Place {
 impl TransformerStep {
     /// Returns the messages that a rank of a stage sends for one micro-batch, along the axes `tp`, `cp` or `sp`, and
     /// `pp`. There are none along axes with one rank. Blocks are divided evenly into stages, of which each rank has
-    /// one. With a divided vocabulary one message for the loss is counted; long batches send it in chunks with as many
+    /// [`TransformerStep::chunks`]; the neighbouring stages are assumed to be on other ranks. With a divided vocabulary one message for the loss is counted; long batches send it in chunks with as many
     /// bytes in total.
     #[must_use]
     pub fn messages(&self, mesh: &Mesh, stage: usize) -> Vec<AxisMessages> {
@@ -210,7 +214,7 @@ impl TransformerStep {
         if place.parts > 1 {
             self.context_messages(&place, &mut all);
         }
-        if place.stages > 1 {
+        if place.has_peers {
             let bytes = self.hidden_bytes(&place);
             let mut send = |phase, is_sent: bool| {
                 if is_sent {
@@ -339,7 +343,7 @@ impl TransformerStep {
     }
 
     fn place(&self, mesh: &Mesh, stage: usize) -> Place {
-        let stages = mesh.size(Axis::Pipeline);
+        let stages = mesh.size(Axis::Pipeline).saturating_mul(self.chunks.max(1));
         let layers = usize::try_from(self.layers).unwrap_or(usize::MAX);
         let layers = cut_evenly(layers, stages).ok().and_then(|cut| cut.get(stage).cloned());
         let (context, sequence) = (mesh.size(Axis::Context), mesh.size(Axis::Sequence));
@@ -352,7 +356,7 @@ impl TransformerStep {
             layers: layers.map_or(0, |range| range.len() as u64),
             is_first: stage == 0,
             is_last: stage + 1 == stages,
-            stages: stages as u64,
+            has_peers: mesh.size(Axis::Pipeline) > 1,
             tokens: part.own_length(),
         }
     }
@@ -437,6 +441,15 @@ mod tests {
         let bytes = 2 * 32 * 64 * 4;
         let (forward, back) = ((Phase::Forward, 1, bytes), (Phase::Backward, 1, bytes));
         assert_eq!([of(0), of(1), of(2)], [vec![forward], vec![forward, back], vec![back]]);
+
+        // Two stages on each rank: half the layers for each.
+        let two = Mesh::builder().pipeline(2).build(2).unwrap();
+        let whole = Mesh::builder().build(1).unwrap();
+        let chunked = TransformerStep { layers: 4, chunks: 2, ..step() };
+        let all = TransformerStep { layers: 4, ..step() }.activations(&whole, 0);
+        let kept: u64 = (0..4).map(|stage| chunked.activations(&two, stage)).sum();
+        assert_eq!((kept, chunked.messages(&two, 1).len()), (all, 2));
+        assert!(chunked.logits(&two, 1) == 0 && chunked.logits(&two, 3) > 0);
     }
 
     #[test]

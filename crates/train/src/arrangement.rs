@@ -11,9 +11,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use brigade_rank_env::env::{
-    BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT, BRIGADE_PIPELINE,
+    BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT, BRIGADE_MICRO_BATCHES,
+    BRIGADE_PIPELINE, BRIGADE_PIPELINE_CHUNKS, BRIGADE_PIPELINE_SCHEDULE,
     BRIGADE_SEQUENCE_PARALLEL, BRIGADE_TENSOR,
 };
+use brigade_sharding::pipeline::Schedule;
 use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding, Strategy};
 use brigade_torch::{Error, Result};
 
@@ -143,13 +145,29 @@ fn ranks(set: Option<usize>, variable: &str, what: &str) -> Result<usize> {
     if let Some(ranks) = set {
         return Ok(ranks);
     }
-    let Ok(text) = env::var(variable) else { return Ok(1) };
+    Ok(count(variable, what)?.unwrap_or(1))
+}
+
+/// Returns the number that an environment variable sets.
+fn count(variable: &str, what: &str) -> Result<Option<usize>> {
+    let Ok(text) = env::var(variable) else { return Ok(None) };
     match text.trim().parse::<usize>() {
-        Ok(ranks) if ranks > 0 => Ok(ranks),
+        Ok(count) if count > 0 => Ok(Some(count)),
         _ => Err(Error::invalid_argument(format!(
             "{variable}: {text:?} is not a number of {what}: write 1 or more"
         ))),
     }
+}
+
+/// Returns the options of a pipeline of `ranks` ranks that the environment sets.
+fn pipeline_options(ranks: usize) -> Result<PipelineOptions> {
+    let micro_batches = count(BRIGADE_MICRO_BATCHES, "micro-batches")?;
+    let options = PipelineOptions::new(
+        micro_batches.unwrap_or_else(|| Schedule::default_micro_batches(ranks)),
+    );
+    let schedule = from_env(BRIGADE_PIPELINE_SCHEDULE)?.unwrap_or(options.schedule);
+    let chunks = count(BRIGADE_PIPELINE_CHUNKS, "stages per rank")?;
+    Ok(PipelineOptions { schedule, chunks, ..options })
 }
 
 fn from_env<T: FromStr<Err: Display>>(variable: &str) -> Result<Option<T>> {
@@ -244,7 +262,8 @@ fn arrange(
         1 => None,
         _ => {
             let group = job.group_along(mesh, Axis::Pipeline)?;
-            Some(Arc::new(PipelineRanks::new(mesh.clone(), &group, pipeline, everyone)?))
+            let options = pipeline.map_or_else(|| pipeline_options(stages), Ok)?;
+            Some(Arc::new(PipelineRanks::new(mesh.clone(), &group, options, everyone)?))
         }
     };
     let parts = mesh.size(Axis::Context) * mesh.size(Axis::Sequence);

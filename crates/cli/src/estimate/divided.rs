@@ -4,8 +4,10 @@ use std::io::{self, Write};
 
 use anyhow::ensure;
 use brigade_rank_env::text::counted;
-use brigade_sharding::pipeline::{PipelineTable, Schedule, cut_evenly};
-use brigade_sharding::{Axis, AxisMessages, ContextMethod, Mesh, Parameter, TransformerStep};
+use brigade_sharding::pipeline::{ActionKind, PipelineTable, Schedule, cut_evenly};
+use brigade_sharding::{
+    Axis, AxisMessages, ContextMethod, Mesh, Parameter, Phase, TransformerStep,
+};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -36,13 +38,21 @@ pub(super) struct Options {
     #[arg(long, value_name = "METHOD", default_value = "gather", requires = "context")]
     context_method: ContextMethod,
 
-    /// Ranks of a pipeline, each with a stage (pp)
+    /// Ranks of a pipeline, each with one stage or more (pp)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
     pipeline: usize,
 
-    /// Schedule of the pipeline: gpipe, 1f1b or zb-h1
+    /// Schedule of the pipeline
+    ///
+    /// gpipe, 1f1b, interleaved, looped-bfs, zb-h1 or zbv
     #[arg(long, value_name = "SCHEDULE", default_value = "1f1b", requires = "pipeline")]
     schedule: Schedule,
+
+    /// Stages of each rank of the pipeline
+    ///
+    /// Defaults to the smallest number that the schedule has
+    #[arg(long, value_name = "N", value_parser = super::ranks, requires = "pipeline")]
+    chunks: Option<usize>,
 }
 
 /// Division of a model among the ranks of a job.
@@ -53,8 +63,8 @@ pub(super) struct Division {
     step: Option<TransformerStep>,
     /// Number of micro-batches per step.
     micro_batches: u64,
-    /// Maximum number of micro-batches whose activations a rank keeps, by stage.
-    held: Vec<u64>,
+    /// Order of the passes. `None` without a pipeline.
+    table: Option<PipelineTable>,
     /// Range of layers of each stage.
     stages: Vec<std::ops::Range<usize>>,
 }
@@ -71,7 +81,7 @@ impl Options {
 
     /// Returns the default number of micro-batches: four per rank of a pipeline.
     pub(super) fn usual_micro_batches(&self) -> u64 {
-        if self.pipeline > 1 { 4 * self.pipeline as u64 } else { 1 }
+        if self.pipeline > 1 { Schedule::default_micro_batches(self.pipeline) as u64 } else { 1 }
     }
 
     /// Returns the division of a model by these options over this many ranks.
@@ -91,7 +101,11 @@ impl Options {
             _ => builder.context(self.context),
         };
         let mesh = builder.build(ranks)?;
-        let step = self.step(args, subject, samples);
+        let chunks = match self.pipeline {
+            1 => 1,
+            _ => self.chunks.unwrap_or_else(|| self.schedule.least_chunks()),
+        };
+        let step = self.step(args, subject, samples, chunks);
         ensure!(
             step.is_some() || !self.divides(),
             "{}: the memory of divided ranks can be estimated only for transformers with a known number \
@@ -99,21 +113,13 @@ impl Options {
             subject.title
         );
         let layers = step.map_or(1, |step| usize::try_from(step.layers).unwrap_or(usize::MAX));
-        let stages = cut_evenly(layers, self.pipeline)?;
+        let stages = cut_evenly(layers, self.pipeline.saturating_mul(chunks))?;
         let count = usize::try_from(micro_batches)?;
-        let held = match self.pipeline {
-            1 => vec![1],
-            stages => {
-                ensure!(
-                    self.schedule.least_chunks() == 1,
-                    "the schedule {} has several stages on each rank: estimate one of gpipe, 1f1b and zb-h1",
-                    self.schedule
-                );
-                let table = PipelineTable::new(self.schedule, stages, count, 1)?;
-                (0..stages).map(|rank| table.held(rank) as u64).collect()
-            }
+        let table = match self.pipeline {
+            1 => None,
+            ranks => Some(PipelineTable::new(self.schedule, ranks, count, chunks)?),
         };
-        Ok(Division { mesh, samples, step, micro_batches, held, stages })
+        Ok(Division { mesh, samples, step, micro_batches, table, stages })
     }
 
     fn step(
@@ -121,6 +127,7 @@ impl Options {
         args: &EstimateArgs,
         subject: &Subject,
         samples: u64,
+        chunks: usize,
     ) -> Option<TransformerStep> {
         let Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }) =
             subject.size.shape
@@ -138,6 +145,7 @@ impl Options {
             tokens: args.seq_len,
             element_bytes,
             keeps_scores: !args.fused_attention,
+            chunks,
             method: self.context_method,
             sequence_regions: self.sequence_parallel,
             ..TransformerStep::default()
@@ -151,19 +159,29 @@ impl Division {
         self.mesh.size(Axis::DataContext)
     }
 
-    pub(super) fn stages(&self) -> usize {
-        self.stages.len()
+    /// Returns the number of ranks of a pipeline.
+    pub(super) fn pipeline_ranks(&self) -> usize {
+        self.mesh.size(Axis::Pipeline)
     }
 
-    /// Returns the parameters of a rank of a stage. Matrices are divided; the first stage has the embedding and the
-    /// last one the head, and a tied weight is on both.
-    pub(super) fn parameters(&self, all: &[Parameter], stage: usize) -> Vec<Parameter> {
+    /// Returns the stages of a rank of the pipeline.
+    fn stages_of(&self, rank: usize) -> Vec<usize> {
+        self.table.as_ref().map_or_else(|| vec![0], |table| table.stages_of(rank).collect())
+    }
+
+    /// Returns the parameters of a rank of the pipeline. Matrices are divided; the first stage has the embedding and
+    /// the last one the head, and a tied weight is on both.
+    pub(super) fn parameters(&self, all: &[Parameter], rank: usize) -> Vec<Parameter> {
         if self.mesh.size(Axis::Pipeline) == 1 && self.mesh.size(Axis::Tensor) == 1 {
             return all.to_vec();
         }
         let tensor = self.mesh.size(Axis::Tensor) as u64;
-        let layers = self.stages.get(stage).cloned().unwrap_or(0..0);
-        let is_last = stage + 1 == self.stages.len();
+        let stages = self.stages_of(rank);
+        let has_layer = |layer: usize| {
+            stages.iter().any(|&stage| self.stages.get(stage).is_some_and(|it| it.contains(&layer)))
+        };
+        let is_first = stages.contains(&0);
+        let is_last = stages.contains(&(self.stages.len() - 1));
         let (mut is_behind, mut has_head) = (false, false);
         let mut own = Vec::new();
         for parameter in all {
@@ -172,9 +190,9 @@ impl Division {
             is_behind |= layer.is_some();
             has_head |= is_behind && layer.is_none() && parameter.shape.len() > 1;
             let is_own = match layer {
-                Some(layer) => layers.contains(&layer),
+                Some(layer) => has_layer(layer),
                 None if is_behind => is_last,
-                None => stage == 0,
+                None => is_first,
             };
             if is_own {
                 own.push(divided(parameter, tensor));
@@ -182,7 +200,7 @@ impl Division {
         }
         // With tied weights the head has no parameters of its own.
         let vocabulary = self.step.map_or(0, |step| step.vocabulary);
-        if is_last && stage > 0 && vocabulary > 0 && !has_head {
+        if is_last && !is_first && vocabulary > 0 && !has_head {
             let hidden = self.step.map_or(0, |step| step.hidden);
             let head =
                 Parameter::new("head", &[vocabulary, hidden], brigade_checkpoint::Dtype::F32);
@@ -191,18 +209,32 @@ impl Division {
         own
     }
 
-    /// Returns the activations that a rank of a stage keeps for all its micro-batches; `None` for models that are not
-    /// transformers.
-    pub(super) fn kept(&self, stage: usize) -> Option<Kept> {
+    /// Returns the activations that a rank of the pipeline keeps for all its stages and micro-batches; `None` for models
+    /// that are not transformers.
+    pub(super) fn kept(&self, rank: usize) -> Option<Kept> {
         let step = self.step?;
-        let held = self.held.get(stage).copied().unwrap_or(1);
-        let activations = step.activations(&self.mesh, stage).saturating_mul(held);
-        Some(Kept { activations, logits: step.logits(&self.mesh, stage) })
+        let of_stage = |stage: usize| step.activations(&self.mesh, stage);
+        let activations = match &self.table {
+            None => of_stage(0),
+            Some(table) => most_held(table, rank, of_stage),
+        };
+        let stages = self.stages_of(rank).into_iter();
+        let logits = stages.map(|stage| step.logits(&self.mesh, stage)).max().unwrap_or(0);
+        Some(Kept { activations, logits })
     }
 
-    /// Returns the messages that a rank of a stage sends per step along each axis.
+    /// Returns the messages that a stage sends per step along each axis. Stages of one rank send nothing to each other.
     fn messages(&self, stage: usize) -> Vec<AxisMessages> {
-        let sent = self.step.map(|step| step.messages(&self.mesh, stage)).unwrap_or_default();
+        let mut sent = self.step.map(|step| step.messages(&self.mesh, stage)).unwrap_or_default();
+        if let Some(ranks) = self.table.as_ref().map(PipelineTable::stage_ranks) {
+            let is_own =
+                |other: Option<usize>| other.and_then(|other| ranks.get(other)) == ranks.get(stage);
+            sent.retain(|it| match (it.axis, it.phase) {
+                (Axis::Pipeline, Phase::Forward) => !is_own(stage.checked_add(1)),
+                (Axis::Pipeline, Phase::Backward) => !is_own(stage.checked_sub(1)),
+                _ => true,
+            });
+        }
         let in_step = |it: AxisMessages| AxisMessages {
             messages: it.messages.saturating_mul(self.micro_batches),
             bytes: it.bytes.saturating_mul(self.micro_batches),
@@ -212,19 +244,22 @@ impl Division {
     }
 
     /// Writes lines on the mesh and on messages other than gradients and parameters.
-    pub(super) fn text(&self, stage: usize, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn text(&self, rank: usize, out: &mut impl Write) -> io::Result<()> {
+        let own = self.stages_of(rank);
         let stages = match self.stages.len() {
             1 => String::new(),
             count => {
                 let micro_batches = counted(self.micro_batches, "micro-batch");
-                format!(", a rank of stage {stage} of {count}, {micro_batches} in a step")
+                let numbers: Vec<String> = own.iter().map(ToString::to_string).collect();
+                let (plural, numbers) = (if own.len() == 1 { "" } else { "s" }, numbers.join(", "));
+                format!(", a rank of stage{plural} {numbers} of {count}, {micro_batches} in a step")
             }
         };
         writeln!(out, "mesh {}{stages}", self.mesh)?;
         let mut axes: Vec<(Axis, u64, u64)> = Vec::new();
-        for sent in self.messages(stage) {
-            match axes.last_mut() {
-                Some((axis, messages, bytes)) if *axis == sent.axis => {
+        for sent in own.iter().flat_map(|&stage| self.messages(stage)) {
+            match axes.iter_mut().find(|(axis, ..)| *axis == sent.axis) {
+                Some((_, messages, bytes)) => {
                     *messages = messages.saturating_add(sent.messages);
                     *bytes = bytes.saturating_add(sent.bytes);
                 }
@@ -247,24 +282,45 @@ impl Division {
         let sent = |it: &AxisMessages| {
             json!({
                 "axis": it.axis.name(),
-                "phase": if it.phase == brigade_sharding::Phase::Forward { "forward" } else { "backward" },
+                "phase": if it.phase == Phase::Forward { "forward" } else { "backward" },
                 "operation": it.operation,
                 "messages": it.messages,
                 "bytes": it.bytes,
             })
         };
         let stage = |stage: usize| {
+            let rank = self.table.as_ref().map_or(0, |table| table.stage_ranks()[stage]);
+            let of_stage = |other: usize| u64::from(other == stage);
+            let held = self.table.as_ref().map_or(1, |table| most_held(table, rank, of_stage));
             json!({
-                "held": self.held.get(stage),
+                "rank": rank,
+                "held": held,
                 "messages": self.messages(stage).iter().map(sent).collect::<Vec<_>>(),
             })
         };
         json!({
             "mesh": self.mesh.to_string(),
             "micro_batches": self.micro_batches,
-            "stages": (0..self.stages()).map(stage).collect::<Vec<_>>(),
+            "stages": (0..self.stages.len()).map(stage).collect::<Vec<_>>(),
         })
     }
+}
+
+/// Returns the maximum of the activations that a rank holds at a time, each weighted by its stage. An activation is held
+/// from its forward pass until the gradients of the weights.
+fn most_held(table: &PipelineTable, rank: usize, of_stage: impl Fn(usize) -> u64) -> u64 {
+    let (mut held, mut most) = (0u64, 0);
+    for action in table.actions(rank) {
+        match action.kind {
+            ActionKind::Forward => held = held.saturating_add(of_stage(action.stage)),
+            ActionKind::Backward | ActionKind::BackwardWeight => {
+                held = held.saturating_sub(of_stage(action.stage));
+            }
+            _ => {}
+        }
+        most = most.max(held);
+    }
+    most
 }
 
 /// Returns a rank's part of a matrix; vectors are whole on every rank.

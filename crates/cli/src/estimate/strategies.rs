@@ -80,8 +80,8 @@ struct Column {
     strategy: Choice,
     memory: Memory,
     volume: Volume,
-    /// Stage of the rank that needs the most memory.
-    stage: usize,
+    /// Rank of the pipeline that needs the most memory.
+    rank: usize,
 }
 
 /// Sharding of a job, if any.
@@ -139,41 +139,41 @@ impl Question<'_> {
     /// Computes a strategy on the rank that needs the most memory.
     fn column(self, strategy: &Choice, ranks: usize, samples: u64) -> anyhow::Result<Column> {
         let division = self.division(ranks, samples)?;
-        let of_stage = |stage| self.stage_column(Choice(strategy.0.clone()), &division, stage);
-        let first = of_stage(0)?;
-        (1..division.stages()).try_fold(first, |most: Column, stage| {
-            let column = of_stage(stage)?;
+        let of_rank = |rank| self.rank_column(Choice(strategy.0.clone()), &division, rank);
+        let first = of_rank(0)?;
+        (1..division.pipeline_ranks()).try_fold(first, |most: Column, rank| {
+            let column = of_rank(rank)?;
             Ok(if column.memory.total() > most.memory.total() { column } else { most })
         })
     }
 
-    fn stage_column(
+    fn rank_column(
         self,
         strategy: Choice,
         division: &Division,
-        stage: usize,
+        rank: usize,
     ) -> anyhow::Result<Column> {
-        let workload = self.workload(division, stage)?;
-        let parameters = &*division.parameters(&self.subject.parameters, stage);
+        let workload = self.workload(division, rank)?;
+        let parameters = &*division.parameters(&self.subject.parameters, rank);
         let (options, ranks) = (&self.args.sharded, division.averaged());
         let Some(sharding) = &strategy.0 else {
             let memory = Memory::replicated(parameters, Mixed::precision(options.mixed), workload);
             let trained = memory.gradients / ELEMENT;
             let volume = Volume::replicated(trained, ELEMENT, ranks as u64);
-            return Ok(Column { strategy, memory, volume, stage });
+            return Ok(Column { strategy, memory, volume, rank });
         };
         let plan = ShardingPlan::new(parameters, sharding, &sharding.mesh(ranks)?)?;
         let memory = plan.memory(workload);
         let volume = plan.volume(self.micro_batches());
-        Ok(Column { strategy, memory, volume, stage })
+        Ok(Column { strategy, memory, volume, rank })
     }
 
-    fn workload(self, division: &Division, stage: usize) -> anyhow::Result<Workload> {
+    fn workload(self, division: &Division, rank: usize) -> anyhow::Result<Workload> {
         let (precision, batch) = (self.args.sharded.precision(), self.args.batch(division.samples));
         let kept = match &self.subject.size.shape {
             None => Some(Kept::default()),
             Some(shape) if !self.args.divided.divides() => shape.kept(precision, batch),
-            Some(_) => division.kept(stage),
+            Some(_) => division.kept(rank),
         };
         let Kept { activations, logits } =
             kept.context("the run needs more bytes than 64 bits can count: check the sizes")?;
@@ -321,7 +321,7 @@ impl Table {
             line(&label, &|column| fits(column).to_owned())?;
         }
         if let (Some(division), Some(last)) = (&self.division, self.columns.last()) {
-            division.text(last.stage, out)?;
+            division.text(last.rank, out)?;
         }
         match &self.change {
             Some(change) => writeln!(out, "{change}"),

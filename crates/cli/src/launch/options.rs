@@ -13,7 +13,8 @@ use brigade_launch::{
 };
 use brigade_rank_env::env::{
     ACCELERATE_MIXED_PRECISION, BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT,
-    BRIGADE_PIPELINE, BRIGADE_SEQUENCE_PARALLEL, BRIGADE_SHARDING, BRIGADE_TENSOR,
+    BRIGADE_MICRO_BATCHES, BRIGADE_PIPELINE, BRIGADE_PIPELINE_CHUNKS, BRIGADE_PIPELINE_SCHEDULE,
+    BRIGADE_SEQUENCE_PARALLEL, BRIGADE_SHARDING, BRIGADE_TENSOR,
 };
 
 use super::hosts;
@@ -273,6 +274,9 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
         ("context-method", BRIGADE_CONTEXT_METHOD, settings.text("context-method")),
         ("expert", BRIGADE_EXPERT, settings.text("expert")),
         ("pipeline", BRIGADE_PIPELINE, settings.text("pipeline")),
+        ("micro-batches", BRIGADE_MICRO_BATCHES, settings.text("micro-batches")),
+        ("pipeline-schedule", BRIGADE_PIPELINE_SCHEDULE, settings.text("pipeline-schedule")),
+        ("pipeline-chunks", BRIGADE_PIPELINE_CHUNKS, settings.text("pipeline-chunks")),
         // fp8 is set by its plugin, only for Python programs.
         (
             "mixed-precision",

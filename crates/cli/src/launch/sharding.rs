@@ -8,6 +8,7 @@ use brigade_config::{ConfigError, Layer, Source};
 use brigade_launch::hosts::HostsOptions;
 use brigade_launch::{HostFacts, LaunchError, LaunchOptions, NprocSpec, Program};
 use brigade_rank_env::env;
+use brigade_sharding::pipeline::{PipelineError, Schedule};
 use brigade_sharding::settings::{Facts, Note, Precision, Settings, describe};
 use brigade_sharding::{Axis, Sharding};
 
@@ -28,6 +29,9 @@ pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), C
         (CONTEXT_METHOD, format!("{parallelism}-cp-comm-strategy")),
         (EXPERT, format!("{megatron}-expert-model-parallel-size")),
         (PIPELINE, format!("{megatron}-pp-degree")),
+        (MICRO_BATCHES, format!("{megatron}-num-micro-batches")),
+        (PIPELINE_SCHEDULE, PLUGIN_OF_STAGES.to_owned()),
+        (PIPELINE_CHUNKS, PLUGIN_OF_STAGES.to_owned()),
     ] {
         let Some(source) = layers.source(name).filter(|it| **it != Source::Default).cloned() else {
             continue;
@@ -38,6 +42,7 @@ pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), C
                 (CONTEXT_METHOD, "ring") => format!("{instead} alltoall"),
                 (CONTEXT_METHOD, "ulysses") => format!("{parallelism}-sp-size"),
                 (CONTEXT_METHOD, _) => format!("{instead} allgather"),
+                (PIPELINE_SCHEDULE | PIPELINE_CHUNKS, _) => instead,
                 _ => format!("{instead} {value}"),
             };
             return Err(ConfigError::Contradiction(format!(
@@ -45,7 +50,7 @@ pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), C
             )));
         }
         layers.reset(name);
-        if !["1", "gather", "false"].contains(&value.as_str()) {
+        if !["1", "gather", "false", "1f1b"].contains(&value.as_str()) {
             layers.warn(source, format!("{name} {value} is for Rust programs and not used"));
         }
     }
@@ -182,6 +187,14 @@ pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigEr
             before.push(name);
         }
     }
+    let stages = settings.pipeline.map_or(1, NonZeroUsize::get);
+    let given = [MICRO_BATCHES, PIPELINE_SCHEDULE, PIPELINE_CHUNKS];
+    let given =
+        given.into_iter().find_map(|name| layers.source(name).filter(|_| layers.is_given(name)));
+    if let (true, Some(source)) = (stages > 1, given) {
+        check_pipeline(layers, stages, settings.micro_batches.map(NonZeroUsize::get))
+            .map_err(|fault| ConfigError::Contradiction(format!("{source}: {fault}")))?;
+    }
     let experts = settings.expert.map_or(1, NonZeroUsize::get);
     if !left.is_multiple_of(experts) {
         let source = layers.source(EXPERT).map(ToString::to_string).unwrap_or_default();
@@ -205,6 +218,18 @@ pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigEr
             Err(ConfigError::Contradiction(format!("{source}: {fault}")))
         }
     }
+}
+
+/// Checks that the schedule of a pipeline of `ranks` ranks can run this number of micro-batches.
+fn check_pipeline(
+    layers: &Layer,
+    ranks: usize,
+    micro_batches: Option<usize>,
+) -> Result<(), PipelineError> {
+    let schedule = layers.settings.pipeline_schedule.unwrap_or(Schedule::OneForwardOneBackward);
+    let chunks = layers.settings.pipeline_chunks.map_or(schedule.least_chunks(), NonZeroUsize::get);
+    let micro_batches = micro_batches.unwrap_or_else(|| Schedule::default_micro_batches(ranks));
+    schedule.check(ranks, micro_batches, chunks)
 }
 
 /// Meaning of FSDP's or DeepSpeed's settings for a Rust program.
@@ -249,6 +274,11 @@ impl FromPlugins {
         };
         same(PRECISION, settings.precision.word())?;
         same(STEPS, &settings.gradient_accumulation_steps.to_string())?;
+        if let Some(count) = settings.pipeline_micro_batches {
+            same(MICRO_BATCHES, &count.to_string())?;
+            check_pipeline(layers, settings.mesh.size(Axis::Pipeline), Some(count))
+                .map_err(|fault| ConfigError::Contradiction(format!("{what}: {fault}")))?;
+        }
         notes.extend(of_the_program(&settings, &what));
         Ok(Self { what, settings, notes })
     }
@@ -269,6 +299,9 @@ impl FromPlugins {
         let stages = self.settings.mesh.size(Axis::Pipeline);
         if stages > 1 {
             variables.push((env::BRIGADE_PIPELINE, stages.to_string()));
+        }
+        if let Some(count) = self.settings.pipeline_micro_batches {
+            variables.push((env::BRIGADE_MICRO_BATCHES, count.to_string()));
         }
         let experts = self.settings.mesh.size(Axis::Expert);
         if experts > 1 {
@@ -352,6 +385,10 @@ const CONTEXT: &str = "context";
 const CONTEXT_METHOD: &str = "context-method";
 const EXPERT: &str = "expert";
 const PIPELINE: &str = "pipeline";
+const MICRO_BATCHES: &str = "micro-batches";
+const PIPELINE_SCHEDULE: &str = "pipeline-schedule";
+const PIPELINE_CHUNKS: &str = "pipeline-chunks";
+const PLUGIN_OF_STAGES: &str = "`num_layers_per_virtual_pipeline_stage` of `MegatronLMPlugin`";
 const NONE: &str = "none";
 const PRECISION: &str = "mixed-precision";
 const STEPS: &str = "gradient-accumulation-steps";

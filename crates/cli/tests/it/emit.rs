@@ -100,6 +100,9 @@ const WITHOUT: &[&str] = &[
     "context-method",
     "expert",
     "pipeline",
+    "micro-batches",
+    "pipeline-schedule",
+    "pipeline-chunks",
 ];
 
 #[test]

@@ -458,6 +458,51 @@ fn layers_sequences_and_stages_that_ranks_divide() {
     }
 }
 
+/// Several stages of each rank: half the layers of a stage, and the activations that the schedule holds.
+#[test]
+fn a_rank_has_several_stages_of_a_pipeline() {
+    let pipeline = ["llama-7b", "--nproc", "2", "--pipeline", "2", "--fused-attention"];
+    let of = |more: &[&str]| answer(&[&pipeline[..], more].concat());
+    let bytes = |answer: &Value, kind: &str| {
+        of_strategy(answer, "none")["bytes_per_rank"][kind].as_u64().unwrap()
+    };
+    let one = of(&["--schedule", "gpipe"]);
+    let interleaved = of(&["--schedule", "interleaved"]);
+    let three = of(&["--schedule", "looped-bfs", "--chunks", "4"]);
+    let v = of(&["--schedule", "zbv"]);
+    // GPipe and looped BFS hold all 8 micro-batches of all layers.
+    assert_eq!(bytes(&three, "activations"), bytes(&one, "activations"));
+    let stages =
+        |answer: &Value| answer["ranks"][0]["divided"]["stages"].as_array().unwrap().clone();
+    let held = |answer: &Value| -> Vec<u64> {
+        stages(answer).iter().map(|stage| stage["held"].as_u64().unwrap()).collect()
+    };
+    let ranks = |answer: &Value| -> Vec<u64> {
+        stages(answer).iter().map(|stage| stage["rank"].as_u64().unwrap()).collect()
+    };
+    assert_eq!((ranks(&one), ranks(&interleaved)), (vec![0, 1], vec![0, 1, 0, 1]));
+    assert_eq!((ranks(&v), held(&one)), (vec![0, 1, 1, 0], vec![8, 8]));
+    // A quarter of the layers for each held activation: at most 2 p + p - 1 of them.
+    let of_micro = bytes(&one, "activations") / 8 / 2;
+    assert_eq!(bytes(&interleaved, "activations") % of_micro, 0);
+    assert!(bytes(&interleaved, "activations") <= 5 * of_micro);
+    assert!(bytes(&v, "activations") <= 4 * of_micro);
+    // With a V the first rank has the embedding and the head, and the turn sends nothing.
+    let sends = |answer: &Value| -> Vec<usize> {
+        let of_stage = |stage: &Value| stage["messages"].as_array().unwrap().len();
+        stages(answer).iter().map(of_stage).collect()
+    };
+    assert_eq!((sends(&interleaved), sends(&v)), (vec![1, 2, 2, 1], vec![1, 1, 1, 1]));
+    assert!(bytes(&v, "parameters") > bytes(&interleaved, "parameters"));
+    let (_, stdout, _) = ask(&[&pipeline[..], &["--schedule", "zbv"]].concat());
+    assert!(stdout.contains("a rank of stages 0, 3 of 4, 8 micro-batches"), "{stdout}");
+    let (code, _, stderr) = ask(&[&pipeline[..], &["--chunks", "2"]].concat());
+    assert!(code != 0 && stderr.contains("1f1b has one stage for each rank, not 2"), "{stderr}");
+    let (code, _, stderr) =
+        ask(&[&pipeline[..], &["--schedule", "interleaved", "--chunks", "20"]].concat());
+    assert!(code != 0 && stderr.contains("32 layers cannot be cut into 40 stages"), "{stderr}");
+}
+
 #[test]
 fn inference_counts_weights_and_cache_and_bounds_what_is_moved() {
     let folder = tempfile::tempdir().unwrap();

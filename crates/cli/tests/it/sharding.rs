@@ -385,6 +385,64 @@ fn pipeline_ranks_are_said_to_rust_programs() {
     }
 }
 
+/// The micro-batches, the schedule and the stages per rank of a pipeline: by flags, a file and Megatron's settings.
+#[test]
+fn micro_batches_are_said_to_rust_programs() {
+    let work = Work::new();
+    let said = |words: &[&str]| {
+        ["BRIGADE_MICRO_BATCHES", "BRIGADE_PIPELINE_SCHEDULE", "BRIGADE_PIPELINE_CHUNKS"]
+            .map(|name| work.rank(name, None, words).0.unwrap_or_default())
+    };
+    assert_eq!(said(&["--nproc=2", "--pipeline=2"]), ["", "", ""]);
+    let all = ["--nproc=2", "--pipeline=2", "--micro-batches=6", "--pipeline-schedule=interleaved"];
+    assert_eq!(said(&[&all[..], &["--pipeline-chunks=3"]].concat()), ["6", "interleaved", "3"]);
+    let of_megatron = [
+        "--nproc=4",
+        "--use-megatron-lm",
+        "--megatron-lm-pp-degree=2",
+        "--megatron-lm-num-micro-batches=8",
+    ];
+    assert_eq!(said(&of_megatron), ["8", "", ""]);
+    let steps = work.rank("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", None, &of_megatron).0;
+    assert_eq!(steps, None);
+    let with_schedule = [&of_megatron[..], &["--pipeline-schedule=zbv"]].concat();
+    assert_eq!(said(&with_schedule), ["8", "zbv", ""]);
+    let few = [&of_megatron[..3], &["--megatron-lm-num-micro-batches=1"]].concat();
+    let both = [&of_megatron[..], &["--micro-batches=4"]].concat();
+    for (words, expected) in [
+        (
+            vec!["--nproc=2", "--pipeline=2", "--micro-batches=1", "env"],
+            "flag --micro-batches: 1f1b on 2 ranks cannot run 1 micro-batches",
+        ),
+        (
+            vec!["--nproc=2", "--pipeline=2", "--pipeline-chunks=2", "env"],
+            "flag --pipeline-chunks: 1f1b has one stage for each rank, not 2",
+        ),
+        (
+            vec!["--nproc=2", "--pipeline-schedule=2f2b", "env"],
+            "invalid value '2f2b' for '--pipeline-schedule <SCHEDULE>': expected gpipe, 1f1b",
+        ),
+        ([&few[..], &["env"]].concat(), "1f1b on 2 ranks cannot run 1 micro-batches"),
+        (
+            [&both[..], &["env"]].concat(),
+            "micro-batches is 4 (flag --micro-batches), and 8 by Megatron-LM",
+        ),
+        (
+            vec!["--nproc=2", "--micro-batches=4", "train.py"],
+            "--micro-batches 4 is for Rust programs: use --use-megatron-lm with \
+             --megatron-lm-num-micro-batches 4 for a Python program",
+        ),
+        (
+            vec!["--nproc=2", "--pipeline-schedule=zbv", "train.py"],
+            "--pipeline-schedule zbv is for Rust programs: use `num_layers_per_virtual_pipeline_stage` of \
+             `MegatronLMPlugin` for a Python program",
+        ),
+    ] {
+        let said = work.refusal(&words);
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
 /// Sequence parallelism by its setting, and everything in Megatron's settings about the mesh.
 #[test]
 fn sequence_regions_are_said_to_rust_programs() {

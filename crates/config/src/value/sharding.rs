@@ -1,5 +1,6 @@
 //! Setting of how a Rust program shards its model.
 
+use brigade_sharding::pipeline::Schedule;
 use brigade_sharding::{ContextMethod, Sharding};
 
 use super::{Raw, Value};
@@ -45,6 +46,20 @@ impl Value for ShardingSetting {
 impl Value for ContextMethod {
     const EXPECTED: &'static str = "gather, ring or ulysses";
     const WORDS: &'static [&'static str] = &["gather", "ring", "ulysses"];
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn text(&self) -> String {
+        self.name().to_owned()
+    }
+}
+
+impl Value for Schedule {
+    const EXPECTED: &'static str = "gpipe, 1f1b, interleaved, looped-bfs, zb-h1 or zbv";
+    const WORDS: &'static [&'static str] =
+        &["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zbv"];
 
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok()

@@ -78,7 +78,8 @@ impl KeyValueCache {
     /// Returns the number of tokens in the cache, padding included.
     #[must_use]
     pub fn len(&self) -> i64 {
-        self.layers.first().map_or(0, |layer| layer.length)
+        // In a stage of a pipeline, layers of other stages have no tokens.
+        self.layers.iter().map(|layer| layer.length).max().unwrap_or(0)
     }
 
     /// Returns `true` if the cache holds no tokens.
@@ -101,6 +102,35 @@ impl KeyValueCache {
     /// [`brigade_torch::ErrorKind::Tensor`] for an index that is out of range, or if memory runs out.
     pub fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
         tch::no_grad(|| self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows)))
+    }
+
+    /// Joins caches of different texts with the same number of tokens, in their order.
+    pub(super) fn joined(caches: &[&Self]) -> Result<Self> {
+        let Some(first) = caches.first() else { return Ok(Self::default()) };
+        let layers = (0..first.layers.len()).map(|index| {
+            let parts: Vec<_> = caches.iter().filter_map(|it| it.layers.get(index)).collect();
+            first.layers[index].with_each(|place, part| {
+                let all = parts.iter().filter_map(|layer| layer.held.as_ref());
+                let all: Option<Vec<_>> = all.map(|held| part(&held[place])).collect();
+                all.map(|all| Ok(Tensor::f_cat(&all, 0)?)).transpose()
+            })
+        });
+        Ok(Self { layers: layers.collect::<Result<_>>()?, ..first.empty() })
+    }
+
+    /// Returns the cache of a range of texts, which shares the memory of this one.
+    pub(super) fn rows(&self, first: i64, count: i64) -> Result<Self> {
+        let layers = self.layers.iter().map(|layer| {
+            layer.with_each(|place, part| {
+                let all = layer.held.as_ref().and_then(|held| part(&held[place]));
+                all.map(|all| Ok(all.f_narrow(0, first, count)?)).transpose()
+            })
+        });
+        Ok(Self { layers: layers.collect::<Result<_>>()?, ..self.empty() })
+    }
+
+    fn empty(&self) -> Self {
+        Self { layers: Vec::new(), ..*self }
     }
 
     pub(super) fn layer(&mut self, index: usize) -> &mut LayerCache {
@@ -136,7 +166,24 @@ pub(super) struct LayerCache {
     kind: CacheKind,
 }
 
+/// Tensor of keys or values, or of their scales if they have some.
+type Part = fn(&Held) -> Option<&Tensor>;
+
 impl LayerCache {
+    /// Returns a layer of the same format whose tensors are results of `f` for the keys (0) and the values (1).
+    fn with_each(&self, f: impl Fn(usize, Part) -> Result<Option<Tensor>>) -> Result<Self> {
+        let new = |place| -> Result<Option<Held>> {
+            let values = f(place, |held| Some(&held.values))?;
+            let scales = f(place, |held| held.scales.as_ref())?;
+            Ok(values.map(|values| Held { values, scales }))
+        };
+        let held = match self.held {
+            Some(_) => new(0)?.zip(new(1)?).map(|(keys, values)| [keys, values]),
+            None => None,
+        };
+        Ok(Self { held, ..*self })
+    }
+
     fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
         for held in self.held.iter_mut().flatten() {
             held.replace(rows.size().first().copied().unwrap_or(0), None, |all| {

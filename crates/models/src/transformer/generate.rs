@@ -4,6 +4,7 @@ mod beam_search;
 mod reader;
 mod rules;
 mod sampling;
+mod staged;
 mod text;
 
 use brigade_nn::Model;
@@ -15,6 +16,7 @@ use tch::{Device, Kind, Tensor};
 pub use self::beam_search::{BeamSearch, Beams, EarlyStopping};
 use self::reader::{Prompt, Reader};
 use self::rules::Before;
+pub use self::staged::{NextLogits, StageCaches, StagedModel, StagedTokens};
 pub use self::text::GeneratedText;
 use self::text::{Decode, StopStrings};
 use super::{CacheKind, Tokens, VocabularyLogits};
@@ -145,8 +147,8 @@ impl<M: CausalModel> CausalModel for Model<M> {
 }
 
 /// A causal model from a closure that computes the logits `[batch, vocabulary]` of the next token from all tokens so
-/// far, without a cache: each token costs a forward over the whole text. For models with a special forward, such as one
-/// whose stages are on several ranks.
+/// far, without a cache: each token costs a forward over the whole text. For models with a special forward. A model
+/// whose stages are on several ranks has caches as a [`StagedModel`].
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, UncachedModel};

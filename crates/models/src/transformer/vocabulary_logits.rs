@@ -91,6 +91,22 @@ impl VocabularyLogits {
         }
     }
 
+    /// Returns logits whose own part is the result of `f` for this rank's part and its first token. Columns that pad the
+    /// part are removed.
+    pub(super) fn map_own(&self, f: impl FnOnce(&Tensor, i64) -> Result<Tensor>) -> Result<Self> {
+        let divided = self.divided.clone();
+        let Some(part) = divided.as_ref().map(Divided::vocabulary) else {
+            return Ok(Self { own: f(&self.own, 0)?, divided });
+        };
+        let tokens = part.size.min((part.vocabulary - part.start).max(0));
+        Ok(Self { own: f(&self.own.f_narrow(-1, 0, tokens)?, part.start)?, divided })
+    }
+
+    /// Returns this rank's part of the logits, and the tensor group whose ranks have the other parts.
+    pub(super) fn own(&self) -> (&Tensor, Option<&brigade_torch::ProcessGroup>) {
+        (&self.own, self.divided.as_ref().and_then(|divided| divided.region.group()))
+    }
+
     fn region(&self) -> Option<(&brigade_torch::ProcessGroup, VocabularyPart)> {
         let divided = self.divided.as_ref()?;
         Some((divided.region.group()?, divided.vocabulary()))

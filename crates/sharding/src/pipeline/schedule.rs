@@ -63,6 +63,13 @@ impl Schedule {
         }
     }
 
+    /// Returns the default number of micro-batches of a pipeline: four for each rank. With it 1F1B is idle for at most a
+    /// quarter of the time that its ranks compute.
+    #[must_use]
+    pub fn default_micro_batches(ranks: usize) -> usize {
+        ranks.saturating_mul(4)
+    }
+
     /// Returns the rank that has a stage, in a pipeline of `ranks` ranks.
     ///
     /// ```
@@ -149,8 +156,12 @@ impl Schedule {
         others.saturating_add(2 * ranks.saturating_sub(rank + 1))
     }
 
-    /// Checks that the schedule can run with these numbers.
-    pub(super) fn check(
+    /// Checks that the schedule can run with these numbers of ranks, micro-batches, and stages per rank.
+    ///
+    /// # Errors
+    /// [`PipelineError::Zero`], [`PipelineError::Chunks`], [`PipelineError::TooLarge`] and
+    /// [`PipelineError::MicroBatches`], with the nearest numbers that the schedule supports.
+    pub fn check(
         self,
         ranks: usize,
         micro_batches: usize,

@@ -192,6 +192,7 @@ impl DeepSpeedConfig {
             loss_scale: loss_scale(reader, precision)?,
             micro_batch_size: batch.micro,
             gradient_accumulation_steps: batch.steps,
+            pipeline_micro_batches: None,
             train_batch_size: batch.train,
             gradient_clipping: clipping(reader, &mut notes)?,
             recompute: false,

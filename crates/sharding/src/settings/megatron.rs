@@ -14,6 +14,7 @@ pub struct MegatronConfig {
     context: usize,
     experts: usize,
     has_sequence_regions: bool,
+    /// Number of micro-batches of a pipeline, or without a pipeline the number of accumulated batches.
     micro_batches: Option<u64>,
     clipping: f64,
     sharding: Option<Sharding>,
@@ -71,11 +72,6 @@ impl MegatronConfig {
             count => Ok(count),
         });
         let micro_batches = micro_batches.transpose()?;
-        if let (true, Some(given)) = (pipeline > 1, find("num_micro_batches")) {
-            notes.push(given.note(
-                "the launcher does not pass it to a pipeline: write `pipeline_options(PipelineOptions::new(...))`",
-            ));
-        }
         let clipping = match find("gradient_clipping") {
             None => 1.0,
             Some(given) => {
@@ -145,11 +141,14 @@ impl MegatronConfig {
             Precision::Bf16 | Precision::Fp8 => MixedPrecision::bf16(),
         };
         let steps = self.micro_batches.filter(|_| self.pipeline == 1);
+        let micro_batches = self.micro_batches.filter(|_| self.pipeline > 1);
         Ok((
             Settings {
                 sharding: sharding.map(|sharding| sharding.mixed(mixed)),
                 sequence_regions: self.has_sequence_regions,
                 gradient_accumulation_steps: steps.unwrap_or(facts.gradient_accumulation_steps),
+                pipeline_micro_batches: micro_batches
+                    .map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
                 gradient_clipping: Some(self.clipping).filter(|norm| *norm > 0.0),
                 recompute: self.recompute,
                 ..Settings::of_copies(mesh, facts)
@@ -278,6 +277,7 @@ mod tests {
         assert_eq!((size(Axis::Tensor), size(Axis::Context), size(Axis::Shard)), (2, 2, 2));
         assert!(found.sequence_regions && found.recompute);
         assert_eq!((found.gradient_accumulation_steps, found.gradient_clipping), (3, Some(0.5)));
+        assert_eq!(found.pipeline_micro_batches, None);
         assert_eq!(found.sharding.unwrap().strategy, Strategy::Zero3);
         assert!(notes.is_empty(), "{notes:?}");
 
@@ -290,14 +290,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pipeline_has_its_micro_batches_in_the_program() {
+    fn the_micro_batches_of_a_pipeline_are_not_accumulated_batches() {
         let keys = [("pp_degree", "2"), ("tp_degree", "2"), ("num_micro_batches", "8")];
         let (found, notes) = settings(&keys, 8);
         assert_eq!((found.mesh.size(Axis::Pipeline), found.mesh.size(Axis::Shard)), (2, 2));
-        assert_eq!(found.sharding.unwrap().strategy, Strategy::Zero1);
-        assert_eq!(found.gradient_accumulation_steps, 1);
-        assert!(notes[0].contains("num_micro_batches = 8") && notes[0].contains("PipelineOptions"));
-        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert_eq!(found.sharding.as_ref().unwrap().strategy, Strategy::Zero1);
+        assert_eq!((found.gradient_accumulation_steps, found.pipeline_micro_batches), (1, Some(8)));
+        assert!(notes.is_empty(), "{notes:?}");
+        let shown = crate::settings::describe(&found, &[]);
+        assert!(shown.contains("pipeline     each batch is cut into 8 micro-batches\n"), "{shown}");
     }
 
     #[test]

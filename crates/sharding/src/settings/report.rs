@@ -33,6 +33,10 @@ pub fn describe(settings: &Settings, notes: &[Note]) -> String {
     }
     rows.push(("precision", precision(settings)));
     rows.push(("batches", batches(settings)));
+    if let Some(count) = settings.pipeline_micro_batches {
+        let count = counted(count, "micro-batch");
+        rows.push(("pipeline", format!("each batch is cut into {count}")));
+    }
     rows.push((
         "clipping",
         settings.gradient_clipping.map_or_else(

@@ -336,8 +336,10 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets how pipelines divide a batch and order its passes. Defaults to 1F1B with four micro-batches for each rank
-    /// of a pipeline.
+    /// Sets how pipelines divide a batch and order its passes. Defaults to the values of `BRIGADE_MICRO_BATCHES`,
+    /// `BRIGADE_PIPELINE_SCHEDULE` and `BRIGADE_PIPELINE_CHUNKS`, which `brigade launch` sets by `--micro-batches`,
+    /// `--pipeline-schedule` and `--pipeline-chunks`, else to 1F1B with four micro-batches for each rank of a pipeline.
+    /// With these options, none of the variables is read.
     pub fn pipeline_options(mut self, options: PipelineOptions) -> Self {
         self.arrangement.pipeline = Some(options);
         self

@@ -44,11 +44,10 @@ impl PipelineRanks {
     pub(crate) fn new(
         mesh: Mesh,
         group: &ProcessGroup,
-        options: Option<PipelineOptions>,
+        options: PipelineOptions,
         everyone: &Processes,
     ) -> Result<Self> {
-        let default = || PipelineOptions::new(MICRO_BATCHES_OF_RANK * group.size());
-        let pipeline = Pipeline::new(group.clone(), options.unwrap_or_else(default))?;
+        let pipeline = Pipeline::new(group.clone(), options)?;
         Ok(Self { mesh, pipeline, everyone: everyone.clone(), models: Mutex::default() })
     }
 
@@ -80,9 +79,19 @@ impl PipelineRanks {
             let names = (0..stages.stages()).map(|stage| stages.parameters_of(stage).to_vec());
             names.collect::<Vec<_>>()
         });
+        let PipelineOptions { micro_batches, schedule, .. } = self.pipeline.options();
+        let order = format!("{schedule} with {micro_batches} micro-batches");
         // Ranks with an error take part, so that no rank waits for one that has ended.
-        let all: Vec<Option<Vec<Vec<String>>>> =
-            self.group().all_gather_object(&own.as_ref().ok().cloned())?;
+        let all: Vec<(String, Option<Vec<Vec<String>>>)> =
+            self.group().all_gather_object(&(order.clone(), own.as_ref().ok().cloned()))?;
+        let (orders, all): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        if let Some(rank) = orders.iter().position(|other| *other != order) {
+            return Err(Error::invalid_argument(format!(
+                "rank {} of the pipeline runs {order}, and rank {rank} {}: set the same options on every rank",
+                self.group().rank(),
+                orders[rank]
+            )));
+        }
         if let Err(error) = own {
             return Err(Error::invalid_argument(format!(
                 "the ranks have stages of models (mesh {}), and {error}; `Accelerator::parallel().model` and \
@@ -235,9 +244,6 @@ impl PipelineRanks {
         ))
     }
 }
-
-/// Default number of micro-batches per rank of a pipeline. With it 1F1B is idle for at most a quarter of its time.
-const MICRO_BATCHES_OF_RANK: usize = 4;
 
 impl fmt::Debug for PipelineRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

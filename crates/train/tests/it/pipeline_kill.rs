@@ -19,10 +19,17 @@ const KILLS: u64 = 20;
 /// The rank that kills itself, and the number of its passes before.
 const VICTIM: &str = "BRIGADE_TEST_PIPELINE_VICTIM";
 const PASSES: &str = "BRIGADE_TEST_PIPELINE_PASSES";
+/// The moment within a step at which it kills itself, as a part of the step's time: in any action, also in a send, a
+/// receive, a backward pass or the step's end. Empty for a kill before a pass.
+const MOMENT: &str = "BRIGADE_TEST_PIPELINE_MOMENT";
 /// The schedule.
 const SCHEDULE: &str = "BRIGADE_TEST_PIPELINE_SCHEDULE";
 /// The time limit of collectives: ranks are to end before it.
 const TIME_LIMIT: Duration = Duration::from_secs(40);
+
+/// What ranks do in a step after their passes.
+const AFTER_THE_PASSES: [&str; 3] =
+    ["the loss of the batch", "the gradients of shared parameters", "the end of the step"];
 
 fn number(variable: &str) -> usize {
     std::env::var(variable).unwrap().parse().unwrap()
@@ -34,6 +41,8 @@ fn number(variable: &str) -> usize {
 fn child() {
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let (victim, passes) = (number(VICTIM), number(PASSES));
+    let moment = std::env::var(MOMENT).unwrap();
+    let moment: Option<f64> = (!moment.is_empty()).then(|| moment.parse().unwrap());
     let mesh = Mesh::builder().pipeline(RANKS).build(RANKS).unwrap();
     let options = PipelineOptions::new(6).schedule(Schedule::ALL[number(SCHEDULE)]);
     let builder = Accelerator::builder().cpu(true).quiet(true).sharding(None).mesh(mesh);
@@ -54,10 +63,19 @@ fn child() {
     let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
     let ids = Tensor::arange(36, (Kind::Int64, Device::Cpu)).remainder(19).view([6, 6]);
     let is_victim = accelerator.processes().process_index() == victim;
-    let mut before = 0;
+    let (mut before, mut steps, mut of_step) = (0, 0, Duration::ZERO);
     let error = loop {
+        let begun = Instant::now();
+        steps += 1;
+        if let Some(moment) = moment.filter(|_| is_victim && steps == 4) {
+            let wait = of_step.mul_f64(moment);
+            std::thread::spawn(move || {
+                std::thread::sleep(wait);
+                kill_process(getpid(), Signal::KILL).unwrap();
+            });
+        }
         let loss = accelerator.forward_backward(&model, &ids, |model, micro| {
-            if is_victim && before == passes {
+            if is_victim && moment.is_none() && before == passes {
                 kill_process(getpid(), Signal::KILL).unwrap();
             }
             before += 1;
@@ -68,6 +86,7 @@ fn child() {
         }
         optimizer.step().unwrap();
         optimizer.zero_grad().unwrap();
+        of_step = begun.elapsed();
     };
     let Some(TrainError::Pipeline { rank, action, source }) = error.downcast_ref() else {
         panic!("{error}");
@@ -77,6 +96,15 @@ fn child() {
 
 #[test]
 fn the_other_ranks_end_and_say_where() {
+    kill_ranks(false);
+}
+
+#[test]
+fn a_kill_within_any_action_ends_the_other_ranks() {
+    kill_ranks(true);
+}
+
+fn kill_ranks(is_in_action: bool) {
     let seed = brigade_test_needs::random().u64(..);
     for kill in 0..KILLS {
         let mut random = brigade_sampling::stream(seed, &[kill]);
@@ -84,11 +112,19 @@ fn the_other_ranks_end_and_say_where() {
         // Each rank has six passes of a stage in a step, or twelve of two stages.
         let passes = random.random_range(0..40);
         let schedule = (kill as usize) % Schedule::ALL.len();
-        let text = [victim, passes, schedule].map(|number| number.to_string());
-        let variables = [VICTIM, PASSES, SCHEDULE];
+        let moment = random.random_range(0.0..1.0);
+        let (moment, place) = if is_in_action {
+            (f64::to_string(&moment), format!("at {moment} of a step"))
+        } else {
+            (String::new(), format!("after {passes} passes"))
+        };
+        let [of_victim, of_passes, of_schedule] =
+            [victim, passes, schedule].map(|number| number.to_string());
+        let text = [of_victim, of_passes, of_schedule, moment];
+        let variables = [VICTIM, PASSES, SCHEDULE, MOMENT];
         let variables: Vec<(&str, &OsStr)> =
             variables.into_iter().zip(text.iter().map(OsStr::new)).collect();
-        let about = format!("seed {seed}, kill {kill}: rank {victim} after {passes} passes");
+        let about = format!("seed {seed}, kill {kill}: rank {victim} {place}");
         let mut ranks = KillableRanks::start("pipeline_kill::child", RANKS, &variables).unwrap();
         let begun = Instant::now();
         let mut last_end = None;
@@ -111,7 +147,8 @@ fn the_other_ranks_end_and_say_where() {
             let parts: Vec<&str> = told.splitn(3, " | ").collect();
             assert_eq!(parts[0], rank.to_string(), "{about}: {told}");
             let is_pass = parts[1].contains("stage ") && parts[1].contains("micro-batch ");
-            assert!(is_pass || parts[1] == "the loss of the batch", "{about}: {told}");
+            let is_end = AFTER_THE_PASSES.contains(&parts[1]);
+            assert!(is_pass || is_end, "{about}: {told}");
             is_named |= parts[1..].iter().any(|part| part.contains(&format!("rank {victim}")));
         }
         assert!(is_named, "{about}: no rank names it");

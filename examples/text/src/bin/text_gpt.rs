@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use brigade::models::{
-    CausalModel, GenerationOptions, Gpt2LmHead, Gpt2Options, Labelled, TokenLoss, Transformer,
-    UncachedModel,
+    CausalModel, GenerationOptions, Gpt2LmHead, Gpt2Options, Labelled, StagedModel, TokenLoss,
+    Transformer,
 };
 use brigade::nn::TensorParallelPlan;
 use brigade::prelude::*;
@@ -187,12 +187,9 @@ fn main() -> MainResult {
     // On every rank: all take part in gathering the weights of a sharded model, and in computing divided layers and stages.
     let end = model.inner().module().options().eos_token_id.clone();
     let text = if accelerator.parallel().micro_batches() > 1 {
-        let stages = UncachedModel::new(|tokens| {
-            let logits =
-                accelerator.parallel().forward_stages(&model, tokens.ids, |model, ids| {
-                    Ok(model.forward(ids)?.f_select(1, -1)?)
-                })?;
-            Ok(Tensor::f_cat(&logits, 0)?)
+        let stages = StagedModel::new(|batch, next| {
+            let parallel = accelerator.parallel();
+            parallel.forward_stages(&model, batch, |model, micro| next(model.inner(), micro))
         });
         options.write(&stages, end, accelerator.device(), &tokenizer)?
     } else {

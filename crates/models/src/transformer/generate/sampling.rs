@@ -1,6 +1,6 @@
 //! Choice of a token from logits, in transformers' steps.
 
-use brigade_torch::Result;
+use brigade_torch::{ReduceOp, Result};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 use tch::{Device, Kind, Tensor};
@@ -9,30 +9,89 @@ use super::GenerationOptions;
 use super::rules::{self, Before};
 use crate::VocabularyLogits;
 
-/// Returns a token for each row of the logits `[batch, vocabulary]`. If ranks divide the vocabulary, they send only the
-/// logits of the tokens that can be chosen, unless all can: without `top_k`, and with a repetition penalty.
+/// Returns a token for each row of the logits `[batch, vocabulary]`. If ranks divide the vocabulary, they send a few
+/// numbers for each row. Only with `top_p` without `top_k`, and with rules on tokens, they gather all logits.
 pub(super) fn choose(
     logits: &VocabularyLogits,
     before: Before<'_>,
     options: &GenerationOptions,
     rng: &mut Pcg64,
 ) -> Result<Vec<i64>> {
-    let is_plain = options.repetition_penalty == 1.0 && !rules::are_given(options);
-    let chosen = match options.top_k {
-        _ if is_plain && !options.do_sample => logits.argmax()?,
-        Some(k) if is_plain && logits.is_divided() && k < logits.vocabulary() => {
-            match best(logits, k)? {
-                Some((scores, ids)) => {
-                    let place = drawn(&filtered(&as_float(&scores)?, options, 1)?, rng)?;
-                    let places = place.f_unsqueeze(1)?.f_to_device(ids.device())?;
-                    ids.f_gather(1, &places, false)?.f_squeeze_dim(1)?
-                }
-                None => among_all(&logits.whole()?, before, options, rng)?,
-            }
-        }
-        _ => among_all(&logits.whole()?, before, options, rng)?,
+    let has_rules = rules::are_given(options);
+    let is_greedy = !options.do_sample && options.repetition_penalty == 1.0;
+    let chosen = if logits.is_divided() && !has_rules {
+        among_parts(logits, before, options, rng)?
+    } else if is_greedy && !has_rules {
+        logits.argmax()?
+    } else {
+        among_all(&logits.whole()?, before, options, rng)?
     };
     Ok(Vec::try_from(chosen.f_to_device(Device::Cpu)?)?)
+}
+
+/// Chooses tokens from logits of which each rank has a part, without the rules on tokens.
+fn among_parts(
+    logits: &VocabularyLogits,
+    before: Before<'_>,
+    options: &GenerationOptions,
+    rng: &mut Pcg64,
+) -> Result<Tensor> {
+    let scores = logits.map_own(|own, start| {
+        penalized(&as_float(own)?, before, options.repetition_penalty, start)
+    })?;
+    if !options.do_sample {
+        return scores.argmax();
+    }
+    match options.top_k {
+        Some(k) if k < scores.vocabulary() => {
+            if let Some((best, ids)) = best(&scores, k)? {
+                let place = drawn(&filtered(&best, options, 1)?, rng)?;
+                let places = place.f_unsqueeze(1)?.f_to_device(ids.device())?;
+                return Ok(ids.f_gather(1, &places, false)?.f_squeeze_dim(1)?);
+            }
+        }
+        _ if options.top_p >= 1.0 => return drawn_of_parts(&scores, options, rng),
+        _ => {}
+    }
+    drawn(&filtered(&scores.whole()?, options, 1)?, rng)
+}
+
+/// Draws from scores of which each rank has a part, like [`drawn`] from all of them. The ranks exchange the largest
+/// score, the sum of the exponentials and the number of earlier tokens of each row and part.
+fn drawn_of_parts(
+    scores: &VocabularyLogits,
+    options: &GenerationOptions,
+    rng: &mut Pcg64,
+) -> Result<Tensor> {
+    let (own, group) = scores.own();
+    let own = own.f_div_scalar(options.temperature)?.f_to_kind(Kind::Double)?;
+    let gathered = |tensor: &Tensor| match group {
+        Some(group) => Ok(Tensor::f_cat(&group.all_gather(&tensor.f_contiguous()?)?, 1)?),
+        None => Ok::<_, brigade_torch::Error>(tensor.shallow_clone()),
+    };
+    let tokens = own.size().last().copied().unwrap_or(0);
+    // A part may have no tokens.
+    let largest = own.f_pad([0, 1], "constant", f64::NEG_INFINITY)?.f_amax([1], true)?;
+    let largest = gathered(&largest)?.f_amax([1], true)?;
+    let mut shares = own.f_sub(&largest)?.f_exp()?;
+    if let Some(least) = options.min_p {
+        // The share of the most probable token is 1 here.
+        shares = shares.f_masked_fill(&shares.f_lt(least)?, 0.0)?;
+    }
+    let sums = shares.f_cumsum(1, Kind::Double)?;
+    let sum = sums.f_constant_pad_nd([1, 0])?.f_narrow(1, tokens, 1)?;
+    // The sums of all parts, after a column of zeros, in the order of the vocabulary.
+    let ends = gathered(&sum)?.f_cumsum(1, Kind::Double)?.f_constant_pad_nd([1, 0])?;
+    let (rank, ranks) = group.map_or((0, 1), |group| (group.rank() as i64, group.size() as i64));
+    let rows = own.size().first().copied().unwrap_or(0);
+    let places = units(rows, rng)?.f_to_device(own.device())?;
+    let places = places.f_mul(&ends.f_narrow(1, ranks, 1)?)?;
+    let is_before = sums.f_add(&ends.f_narrow(1, rank, 1)?)?.f_le_tensor(&places)?;
+    let mut found = is_before.f_sum_dim_intlist([1i64].as_slice(), false, Kind::Int64)?;
+    if let Some(group) = group {
+        group.all_reduce(&mut found, ReduceOp::Sum)?;
+    }
+    Ok(found.f_clamp_max(scores.vocabulary() - 1)?)
 }
 
 fn among_all(
@@ -54,7 +113,7 @@ pub(super) fn processed(
     before: Before<'_>,
     options: &GenerationOptions,
 ) -> Result<Tensor> {
-    let scores = penalized(scores, before, options.repetition_penalty)?;
+    let scores = penalized(scores, before, options.repetition_penalty, 0)?;
     if rules::are_given(options) { rules::applied(&scores, before, options) } else { Ok(scores) }
 }
 
@@ -75,17 +134,20 @@ pub(super) fn as_float(logits: &Tensor) -> Result<Tensor> {
     Ok(logits.f_to_kind(kind)?)
 }
 
-/// Applies the repetition penalty to tokens of the text, but not to those that only pad it.
-fn penalized(scores: &Tensor, before: Before<'_>, penalty: f64) -> Result<Tensor> {
+/// Applies the repetition penalty to tokens of the text, but not to those that only pad it. The first column of the
+/// scores is that of the token `start`.
+fn penalized(scores: &Tensor, before: Before<'_>, penalty: f64, start: i64) -> Result<Tensor> {
     if penalty == 1.0 {
         return Ok(scores.shallow_clone());
     }
     let tokens = scores.size().last().copied().unwrap_or(0);
-    // Padding is written into an additional column, which is removed.
-    let ids = match before.mask {
-        Some(mask) => before.ids.f_masked_fill(&mask.f_eq(0)?, tokens)?,
-        None => before.ids.shallow_clone(),
-    };
+    // Padding, and tokens of other ranks, are written into an additional column, which is removed.
+    let ids = before.ids.f_sub_scalar(start)?;
+    let mut outside = ids.f_lt(0)?.f_logical_or(&ids.f_ge(tokens)?)?;
+    if let Some(mask) = before.mask {
+        outside = outside.f_logical_or(&mask.f_eq(0)?)?;
+    }
+    let ids = ids.f_masked_fill(&outside, tokens)?;
     let scores = scores.f_constant_pad_nd([0, 1])?;
     let found = scores.f_gather(1, &ids, false)?;
     let (divided, multiplied) = (found.f_div_scalar(penalty)?, found.f_mul_scalar(penalty)?);
@@ -145,15 +207,19 @@ fn drawn(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
     let sums = shares.f_to_device(Device::Cpu)?.f_cumsum(-1, Kind::Double)?;
     let tokens = sums.size().last().copied().unwrap_or(0);
     let rows = sums.size().first().copied().unwrap_or(0);
-    // 53 bits, in [0, 1).
-    let unit: Vec<f64> =
-        (0..rows).map(|_| (rng.next_u64() >> 11) as f64 * 2f64.powi(-53)).collect();
     let whole = sums.f_narrow(-1, tokens - 1, 1)?;
-    let places = Tensor::f_from_slice(&unit)?.f_unsqueeze(1)?.f_mul(&whole)?;
+    let places = units(rows, rng)?.f_mul(&whole)?;
     // The first token whose cumulative sum exceeds the number: never one of probability 0.
     let found =
         sums.f_le_tensor(&places)?.f_sum_dim_intlist([-1].as_slice(), false, Kind::Int64)?;
     Ok(found.f_clamp_max(tokens - 1)?)
+}
+
+/// Returns random numbers `[rows, 1]` of 53 bits in [0, 1).
+fn units(rows: i64, rng: &mut Pcg64) -> Result<Tensor> {
+    let units: Vec<f64> =
+        (0..rows).map(|_| (rng.next_u64() >> 11) as f64 * 2f64.powi(-53)).collect();
+    Ok(Tensor::f_from_slice(&units)?.f_unsqueeze(1)?)
 }
 
 #[cfg(test)]
@@ -192,7 +258,7 @@ mod tests {
         let mask = Tensor::from_slice(&[0i64, 1, 1, 1]).view([1, 4]);
         let found = |mask| {
             let before = Before { ids: &ids, mask, rows: &[], written: 0, left: 1 };
-            let found = penalized(&scores(), before, 2.0).unwrap();
+            let found = penalized(&scores(), before, 2.0, 0).unwrap();
             Vec::<f32>::try_from(found.contiguous().view([-1])).unwrap()
         };
         assert_eq!(found(Some(&mask)), [1.0, 1.0, 0.0, -2.0, 3.0]);

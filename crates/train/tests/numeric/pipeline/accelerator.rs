@@ -247,6 +247,19 @@ fn sharded_pipelines() {
     check_sharded(&mesh(2), Some(&Sharding::hybrid(2)), &one, Recipe { window: 2, ..four });
 }
 
+/// Shards of four ranks that stay gathered over two of them after a forward.
+#[test]
+fn sharded_pipelines_that_reshard_to_fewer_ranks() {
+    let to = Sharding::zero3().reshard_after_forward(Reshard::To(2));
+    let mesh = Mesh::builder().pipeline(2).shard(4).build(8).unwrap();
+    let sums = Recipe { data: 4, is_sum: true, ..MEANS };
+    let one = options(4, Schedule::OneForwardOneBackward);
+    check_sharded(&mesh, Some(&to), &one, Recipe { window: 2, ..sums });
+    check_sharded(&mesh, Some(&to), &options(4, Schedule::ZeroBubbleV), sums);
+    let of_context = Mesh::builder().pipeline(2).shard(2).context(2).build(8).unwrap();
+    check_sharded(&of_context, Some(&to), &one, Recipe { data: 2, ..sums });
+}
+
 /// Sums over tokens, of which each context rank has its part.
 #[test]
 fn pipelines_of_divided_sequences() {
@@ -516,6 +529,21 @@ fn what_does_not_work_is_named() {
         });
         errors.into_iter().next().unwrap()
     };
+    // Ranks of which each has the settings of its own host.
+    let orders = on_ranks(2, |builder, rank| {
+        let mesh = Mesh::builder().pipeline(2).build(2).unwrap();
+        let options = options(2 + 2 * rank, Schedule::OneForwardOneBackward);
+        let builder = builder.sharding(None).mesh(mesh).pipeline_options(options);
+        let accelerator = builder.build().unwrap();
+        let model = {
+            let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
+            accelerator.parallel().model(|path| Gpt2LmHead::new(path, &gpt2(2))).unwrap()
+        };
+        accelerator.prepare(model).unwrap_err().to_string()
+    });
+    let expected = "rank 0 of the pipeline runs 1f1b with 2 micro-batches, and rank 1 1f1b with 4 micro-batches";
+    assert!(orders[0].starts_with(expected), "{orders:?}");
+    assert!(orders[1].starts_with("rank 1 of the pipeline runs"), "{orders:?}");
     let builder = || Mesh::builder().pipeline(2);
     let shards = refused(builder().shard(2).build(4).unwrap(), None);
     assert!(shards.contains("no sharding was chosen"), "{shards}");

@@ -71,8 +71,15 @@ where
         };
         let penalized =
             GenerationOptions { repetition_penalty: 1.3, seed: Some(6), ..filtered.clone() };
-        let all = [&greedy, &sampled, &filtered, &penalized];
-        let written = all.into_iter().flat_map(|options| {
+        // Sampling from the whole vocabulary, of which each rank computes its part.
+        let any = GenerationOptions { top_k: None, seed: Some(8), ..sampled.clone() };
+        let probable = GenerationOptions { min_p: Some(0.02), seed: Some(9), ..any.clone() };
+        let unlike = GenerationOptions { repetition_penalty: 1.5, seed: Some(10), ..any.clone() };
+        let nucleus = GenerationOptions { top_p: 0.8, seed: Some(11), ..any.clone() };
+        let repeated = GenerationOptions { repetition_penalty: 2.0, ..greedy.clone() };
+        let of_any = [&any, &probable, &unlike, &nucleus, &repeated];
+        let all = [&greedy, &sampled, &filtered, &penalized].into_iter().chain(of_any);
+        let written = all.flat_map(|options| {
             [None, Some(&padding)].map(|mask| options.generate(model, &ids, mask).unwrap())
         });
         written.map(|ids| Vec::try_from(ids.reshape([-1])).unwrap()).collect()
@@ -180,10 +187,16 @@ fn predictions_need_no_logits_of_other_ranks() {
     let greedy = GenerationOptions { max_new_tokens: 2, ..GenerationOptions::default() };
     // 16 bytes for each of 3 texts and candidates of the other rank, for each token.
     assert_eq!(gathered(&greedy), 2 * 3 * 16);
-    let best = GenerationOptions { do_sample: true, top_k: Some(2), seed: Some(1), ..greedy };
+    let best =
+        GenerationOptions { do_sample: true, top_k: Some(2), seed: Some(1), ..greedy.clone() };
     assert_eq!(gathered(&best), 2 * 3 * 16 * 3);
-    let any = GenerationOptions { top_k: None, ..best };
-    assert!(gathered(&any) >= 2 * 3 * 26 * 8);
+    let penalized = GenerationOptions { repetition_penalty: 1.2, ..greedy.clone() };
+    assert_eq!(gathered(&penalized), 2 * 3 * 16);
+    // The largest score and the sum of each row.
+    let any = GenerationOptions { top_k: None, min_p: Some(0.1), ..best.clone() };
+    assert_eq!(gathered(&any), 2 * 3 * 16);
+    let nucleus = GenerationOptions { top_p: 0.9, ..any };
+    assert!(gathered(&nucleus) >= 2 * 3 * 26 * 8);
 }
 
 fn save<M: Transformer>(folder: &Path, new: impl Fn(&ParamPath<'_>) -> M) -> Model<M> {
