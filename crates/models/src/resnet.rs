@@ -1,9 +1,12 @@
 //! Residual networks (ResNet) of torchvision and timm.
 
 use std::borrow::Borrow;
+use std::cell::RefCell;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath, Unit};
-use brigade_torch::Result;
+use brigade_nn::{
+    BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath, Stages, Unit,
+};
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 use crate::conv_norm::{ConvNorm, average_halves, conv};
@@ -165,15 +168,25 @@ struct Names<'a> {
     stem: ParamPath<'a>,
     norm: ParamPath<'a>,
     stages: [ParamPath<'a>; 4],
+    /// Names of the stages below the body's path.
+    steps: [String; 4],
 }
 
 impl<'a> Names<'a> {
     fn torchvision(path: &ParamPath<'a>) -> Self {
-        Self {
-            stem: path / "conv1",
-            norm: path / "bn1",
-            stages: [1, 2, 3, 4].map(|number| path / format_args!("layer{number}")),
-        }
+        let steps = [1, 2, 3, 4].map(|number| format!("layer{number}"));
+        Self::new(path, ["conv1", "bn1"].map(str::to_owned), steps)
+    }
+
+    /// Returns the names of fastai's `create_body`.
+    fn fastai(path: &ParamPath<'a>) -> Self {
+        let name = |step: i32| step.to_string();
+        Self::new(path, [0, 1].map(name), [4, 5, 6, 7].map(name))
+    }
+
+    fn new(path: &ParamPath<'a>, [stem, norm]: [String; 2], steps: [String; 4]) -> Self {
+        let stages = steps.each_ref().map(|step| path / step.as_str());
+        Self { stem: path / stem.as_str(), norm: path / norm.as_str(), stages, steps }
     }
 }
 
@@ -210,6 +223,8 @@ pub struct ResNetBody {
     stem: ConvNorm,
     /// The four stages, `layer1` to `layer4`.
     stages: Vec<Vec<Block>>,
+    /// The blocks of all four, at which a pipeline cuts the network.
+    row: Stages,
     channels: [i64; 5],
 }
 
@@ -217,9 +232,7 @@ impl ResNetBody {
     /// Registers all layers below the path.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: ResNetOptions) -> Self {
         let path = path.borrow();
-        let names =
-            Names { stem: path / 0, norm: path / 1, stages: [4, 5, 6, 7].map(|step| path / step) };
-        let body = Self::named(path, &names, options);
+        let body = Self::named(path, &Names::fastai(path), options);
         body.redraw(path, options);
         body
     }
@@ -241,8 +254,15 @@ impl ResNetBody {
     /// 1/16, 1/32), for a decoder.
     ///
     /// # Errors
-    /// Returns the errors of [`Module::forward`].
+    /// Returns the errors of [`Module::forward`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a network whose blocks
+    /// are on several ranks of a pipeline.
     pub fn features(&self, images: &Tensor) -> Result<[Tensor; 5]> {
+        if self.row.is_cut() {
+            return Err(Error::invalid_argument(
+                "the feature maps of a network in stages are on several ranks of the pipeline: train models that need \
+                 all of them, such as a U-Net, without a pipeline",
+            ));
+        }
         let mut features = std::array::from_fn(|_| Tensor::new());
         let mut next = features.iter_mut();
         let _ = self.run(images, |maps| {
@@ -254,20 +274,32 @@ impl ResNetBody {
     }
 
     /// Runs the network, and passes the feature maps after the stem and after each stage to `keep`.
-    fn run(&self, images: &Tensor, mut keep: impl FnMut(&Tensor)) -> Result<Tensor> {
-        let mut maps = images.shallow_clone();
-        for layer in self.deep.iter().chain([&self.stem]) {
-            maps = layer.forward_activated(&maps, None, Activation::Relu)?;
-        }
-        keep(&maps);
-        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
-        for blocks in &self.stages {
-            for block in blocks {
-                maps = block.unit.run_on(&maps, |maps| block.forward(maps))?;
+    fn run(&self, images: &Tensor, keep: impl FnMut(&Tensor)) -> Result<Tensor> {
+        let keep = RefCell::new(keep);
+        let keep = |maps: &Tensor| keep.borrow_mut()(maps);
+        let stem = || {
+            let mut maps = images.shallow_clone();
+            for layer in self.deep.iter().chain([&self.stem]) {
+                maps = layer.forward_activated(&maps, None, Activation::Relu)?;
             }
             keep(&maps);
-        }
-        Ok(maps)
+            MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)
+        };
+        let ends_of_stages = |blocks: &[Block]| {
+            let last = blocks.len().saturating_sub(1);
+            (0..blocks.len()).map(move |index| index == last)
+        };
+        let blocks: Vec<(&Block, bool)> = (self.stages.iter())
+            .flat_map(|blocks| blocks.iter().zip(ends_of_stages(blocks)))
+            .collect();
+        self.row.run(stem, |index, maps| {
+            let (block, is_end) = blocks[index];
+            let maps = block.unit.run_on(maps, |maps| block.forward(maps))?;
+            if is_end {
+                keep(&maps);
+            }
+            Ok(maps)
+        })
     }
 
     fn named(path: &ParamPath<'_>, names: &Names<'_>, options: ResNetOptions) -> Self {
@@ -290,9 +322,10 @@ impl ResNetBody {
         let stem = ConvNorm { conv: conv1, norm: BatchNorm2d::new(&names.norm, 64) };
         let mut channels = [64; 5];
         let mut inputs = 64;
-        let mut stages = Vec::with_capacity(4);
+        let (mut stages, mut steps) = (Vec::with_capacity(4), Vec::new());
         for (number, (stage, blocks)) in names.stages.iter().zip(options.blocks).enumerate() {
             let planes = 64 << number;
+            steps.extend((0..blocks).map(|index| format!("{}.{index}", names.steps[number])));
             let blocks = (0..blocks).map(|index| {
                 let stride = if index == 0 && number > 0 { 2 } else { 1 };
                 let block = Block::new(&(stage / index), inputs, planes, stride, options);
@@ -302,7 +335,7 @@ impl ResNetBody {
             stages.push(blocks.collect());
             channels[number + 1] = inputs;
         }
-        Self { deep, stem, stages, channels }
+        Self { deep, stem, stages, row: path.stages(steps), channels }
     }
 
     /// Draws the convolutions a second time, as torchvision and timm do after the layers' default initialisation: from

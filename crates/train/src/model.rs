@@ -198,8 +198,15 @@ impl<M> PreparedModel<M> {
             Some(pipeline) => pipeline.check(&model)?,
             None => check_all_stages(&model)?,
         }
-        if let (Some(group), true) = (&group, context.options.sync_batch_norm) {
-            model.convert_sync_batch_norm(group);
+        if context.options.sync_batch_norm {
+            match (&group, &context.pipeline) {
+                (Some(group), _) => drop(model.convert_sync_batch_norm(group)),
+                // Statistics of the only rank that has this stage.
+                (None, Some(pipeline)) if model.unshared_batch_norm().is_some() => {
+                    model.convert_sync_batch_norm(&pipeline.alone()?);
+                }
+                _ => {}
+            }
         }
         let sharded = match &context.sharded {
             Some(models) if !model.parameters().is_empty() => {

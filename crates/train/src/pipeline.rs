@@ -203,7 +203,7 @@ impl Pipeline {
         if let Some(name) = model.unshared_batch_norm() {
             return Err(Error::invalid_argument(format!(
                 "the batch normalisation `{name}` would have the statistics of one micro-batch of one rank: share them over the \
-                 ranks by `Model::convert_sync_batch_norm`, or use a layer or group normalisation"
+                 ranks by `AcceleratorBuilder::sync_batch_norm` or `Model::convert_sync_batch_norm`, or use a layer or group normalisation"
             )));
         }
         let rows = batch.rows()?;

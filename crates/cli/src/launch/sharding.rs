@@ -227,7 +227,8 @@ fn check_pipeline(
     micro_batches: Option<usize>,
 ) -> Result<(), PipelineError> {
     let schedule = layers.settings.pipeline_schedule.unwrap_or(Schedule::OneForwardOneBackward);
-    let chunks = layers.settings.pipeline_chunks.map_or(schedule.least_chunks(), NonZeroUsize::get);
+    let chunks =
+        layers.settings.pipeline_chunks.map_or_else(|| schedule.least_chunks(), NonZeroUsize::get);
     let micro_batches = micro_batches.unwrap_or_else(|| Schedule::default_micro_batches(ranks));
     schedule.check(ranks, micro_batches, chunks)
 }

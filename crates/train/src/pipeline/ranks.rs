@@ -9,8 +9,8 @@ use brigade_checkpoint::TensorInfo;
 use brigade_nn::{Model, PipelineParallel};
 use brigade_sharding::Mesh;
 use brigade_torch::{
-    Error, NamedTensor, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, kind_of,
-    set_gradient,
+    Backend, Error, GroupOptions, NamedTensor, ProcessGroup, ReduceOp, Result, Store, TensorId,
+    TensorTree, gradient, kind_of, set_gradient,
 };
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
@@ -61,6 +61,12 @@ impl PipelineRanks {
 
     pub(crate) fn everyone(&self) -> &Processes {
         &self.everyone
+    }
+
+    /// Returns a group of this rank alone.
+    pub(crate) fn alone(&self) -> Result<ProcessGroup> {
+        let gloo = Backend::Gloo(Default::default());
+        ProcessGroup::new(&Store::hash()?, 0, 1, gloo, GroupOptions::default())
     }
 
     pub(crate) fn mesh(&self) -> &Mesh {

@@ -4,6 +4,7 @@ mod accelerator;
 mod checkpoints;
 mod faults;
 mod generate;
+mod resnet;
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
