@@ -91,6 +91,23 @@ fn text_goes_on_from_prompts() {
     let int8 = generate(&["--prompt", "The story", "--weights", "int8"]);
     assert!(int8.starts_with("The story"), "{int8}");
 
+    // The loss of a text in windows of any length, the last of which is shorter.
+    fs::write(folder.join("text"), "It was a good film, and a long one.\n".repeat(9)).unwrap();
+    let loss = |arguments: &[&str]| {
+        let printed = run(
+            GENERATE,
+            &[&["saved", "--cpu", "--perplexity", "text"], arguments].concat(),
+            folder,
+        );
+        let (_, loss) = printed.split_once("loss = ").unwrap();
+        loss.split_once(',').unwrap().0.parse::<f64>().unwrap()
+    };
+    let whole = loss(&[]);
+    assert!((1.0..8.0).contains(&whole), "{whole}");
+    assert!((loss(&["--weights", "int8"]) - whole).abs() < 0.1, "{whole}");
+    assert!((loss(&["--max-memory", "cpu=34K"]) - whole).abs() < 0.001, "{whole}");
+    assert!(loss(&["--context", "5"]) != whole);
+
     let refused = |arguments: &[&str]| {
         let output = output(GENERATE, arguments, folder);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -8,11 +8,12 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use brigade::models::{
-    CausalModel, GenerationOptions, Gpt2LmHead, LlamaForCausalLm, MixtralForCausalLm, Transformer,
+    CausalModel, GenerationOptions, Gpt2LmHead, Labelled, LlamaForCausalLm, MixtralForCausalLm,
+    TokenLoss, Transformer, TransformerOptions,
 };
-use brigade::nn::Weights;
+use brigade::nn::{Module, Weights};
 use brigade::prelude::*;
-use brigade::sharding::device_map::DeviceMap;
+use brigade::sharding::device_map::{DeviceMap, Reserve};
 use brigade::text::tokens::{HuggingFaceTokenizer, SpecialToken};
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
@@ -23,11 +24,18 @@ struct Options {
     /// Folder of the model, such as one that text_gpt --save writes.
     folder: PathBuf,
     /// Text to go on from; several are computed as one batch.
-    #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["prompts", "perplexity"])]
     prompt: Vec<String>,
     /// File with a prompt on each line.
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
+    /// Prints the mean loss of the tokens of a text file, and its perplexity, instead of text.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompts"])]
+    perplexity: Option<PathBuf>,
+    /// Number of tokens that are computed together for --perplexity. Unless given, as many as the model has positions, or
+    /// 1024.
+    #[arg(long, value_name = "TOKENS", requires = "perplexity", value_parser = clap::value_parser!(u32).range(2..))]
+    context: Option<u32>,
     /// Number of tokens to write at most.
     #[arg(long, default_value_t = 100, value_name = "TOKENS")]
     max_new_tokens: u32,
@@ -124,12 +132,18 @@ fn main() -> MainResult {
 }
 
 impl Options {
-    fn run<M: Transformer + CausalModel>(&self, config: &Value) -> anyhow::Result<()> {
+    fn run<M>(&self, config: &Value) -> anyhow::Result<()>
+    where
+        M: Transformer + CausalModel + for<'t> Module<Labelled<'t>, Output = TokenLoss>,
+    {
         let tokenizer = HuggingFaceTokenizer::load(&self.folder)?;
-        let model = self.model::<M>()?;
-        let device = model.device();
+        if let Some(file) = &self.perplexity {
+            return self.print_perplexity(&self.model::<M>(&[])?, &tokenizer, file);
+        }
         let options = self.generation(config, &tokenizer)?;
         let prompts = self.texts_to_go_on_from(&tokenizer)?;
+        let model = self.model::<M>(&prompts)?;
+        let device = model.device();
         let (ids, mask) = options.padded(&prompts, device)?;
         let decode = |ids: &[i64]| -> Result<String> {
             let ids = ids.iter().map(|&id| u32::try_from(id)).collect::<Result<Vec<_>, _>>();
@@ -195,7 +209,53 @@ impl Options {
         Ok(())
     }
 
-    fn model<M: Transformer>(&self) -> Result<Model<M>> {
+    /// Prints the mean loss of a file's tokens, each predicted from those before it in its window.
+    fn print_perplexity<M>(
+        &self,
+        model: &Model<M>,
+        tokenizer: &HuggingFaceTokenizer,
+        file: &Path,
+    ) -> anyhow::Result<()>
+    where
+        M: CausalModel + for<'t> Module<Labelled<'t>, Output = TokenLoss>,
+    {
+        /// Number of windows that are computed at once.
+        const BATCH: usize = 8;
+        let text =
+            fs::read_to_string(file).with_context(|| format!("--perplexity {}", file.display()))?;
+        let ids: Vec<i64> = tokenizer.ids(&text)?.into_iter().map(i64::from).collect();
+        let context = self.context.map(i64::from).or_else(|| model.max_tokens()).unwrap_or(1024);
+        let context = usize::try_from(context)?;
+        let (whole, rest) = ids.split_at(ids.len() / context * context);
+        let batches = whole.chunks(BATCH * context).map(|batch| (batch, context));
+        let last = (rest.len() > 1).then_some((rest, rest.len()));
+        let (mut sum, mut count) = (0.0, 0);
+        for (batch, length) in batches.chain(last) {
+            let ids = Tensor::f_from_slice(batch)?.f_view([-1, length as i64])?;
+            let ids = ids.f_to_device(model.device())?;
+            let loss = no_grad(|| model.forward(Labelled::new(&ids, &ids)))?;
+            sum += loss.sum.f_double_value(&[])?;
+            count += loss.count.f_int64_value(&[])?;
+        }
+        if count == 0 {
+            bail!("--perplexity {}: two tokens at least are needed", file.display());
+        }
+        let loss = sum / count as f64;
+        println!("{count} tokens: loss = {loss:.4}, perplexity = {:.3}", loss.exp());
+        Ok(())
+    }
+
+    /// The cache and the logits of continuations of these prompts.
+    fn reserve<M: Transformer>(&self, prompts: &[Vec<i64>], kind: Kind) -> Result<Reserve> {
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) as u64;
+        let tokens = longest + u64::from(self.max_new_tokens);
+        let tokens = self.max_length.map_or(tokens, |most| tokens.min(most.into()));
+        let texts = prompts.len() as u64 * u64::from(self.texts.max(self.beams));
+        let inference = M::Options::from_folder(&self.folder)?.inference(texts, tokens, kind);
+        Ok(inference.map(|it| it.reserve()).unwrap_or_default())
+    }
+
+    fn model<M: Transformer>(&self, prompts: &[Vec<i64>]) -> Result<Model<M>> {
         let given = self.dtype.map(|dtype| match dtype {
             Dtype::Fp32 => Kind::Float,
             Dtype::Bf16 => Kind::BFloat16,
@@ -209,7 +269,9 @@ impl Options {
                 Rule::Sequential => DeviceMap::sequential(),
                 Rule::Fill => DeviceMap::fill(),
             };
-            let map = map.max_memory(limits.clone());
+            // In the type of the files a cache takes at most as much.
+            let reserve = self.reserve::<M>(prompts, given.unwrap_or(Kind::Float))?;
+            let map = map.max_memory(limits.clone()).reserve(reserve);
             let weights = match (given, &self.weights) {
                 (Some(kind), None) => Weights::float(kind),
                 _ => weights,

@@ -316,7 +316,7 @@ fn a_disk_that_fails_is_an_error_with_the_file_the_tensor_and_the_unit() {
     let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();
     let failing = std::fs::File::open("/proc/self/mem").unwrap();
     let weights = OpenWeights::Ranges(failing.into(), entries);
-    let reader = WeightsReader::new(vec![WeightsFile { path: path.clone(), weights }]).unwrap();
+    let reader = WeightsReader::new(vec![WeightsFile { path, weights }]).unwrap();
     let mut model = Model::deferred(Words::new).unwrap();
     let tensors = names.into_iter().map(|name| {
         let tensor = model.tensor(&name).unwrap();
