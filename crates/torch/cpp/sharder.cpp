@@ -65,9 +65,9 @@ std::vector<at::Tensor> ShardingEngine::add_unit(
   }
   if (whole_at_rest_) {
     allocate(unit.storage, bytes);
-  } else if (lies_at_home(unit, parameters, slots)) {
-    unit.home = empty_storage(device);
-    allocate(*unit.home, bytes);
+  } else if (holds_all_rows(unit, parameters, slots)) {
+    unit.shard_storage = empty_storage(device);
+    allocate(*unit.shard_storage, bytes);
   }
   std::vector<at::Tensor> shards;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -220,6 +220,9 @@ void ShardingEngine::hold_all(bool write) {
   TORCH_CHECK(!held_, "the parameters are whole already: `gathered` inside of `gathered`");
   writes_ = write;
   for (auto& unit : units_) {
+    if (write && unit.borrows && unit.running == 0) {
+      free(unit); // whole since a forward without a backward: it gets memory of its own
+    }
     start_gather(unit);
   }
   for (auto& unit : units_) {
@@ -301,8 +304,9 @@ ShardingEngine::Parameter ShardingEngine::cut(
   if (parameter.replicated()) {
     parameter.rows_of_all = whole;
     parameter.flat = tensor_of(unit.storage, kind, slot.offset, {tensor.numel()}, {1});
-    parameter.shard = unit.home ? tensor_of(*unit.home, kind, slot.offset, tensor.sizes(), strides)
-                                : new_shard(values);
+    parameter.shard = unit.shard_storage
+        ? tensor_of(*unit.shard_storage, kind, slot.offset, tensor.sizes(), strides)
+        : new_shard(values);
     if (known) {
       parameter.shard.copy_(values);
     } else {
@@ -322,8 +326,9 @@ ShardingEngine::Parameter ShardingEngine::cut(
       const auto offset = slot.offset + parameter.first * strides[0];
       parameter.shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
     } else {
-      parameter.shard = unit.home ? tensor_of(*unit.home, kind, slot.offset, rows.sizes(), strides)
-                                  : new_shard(rows, strides);
+      parameter.shard = unit.shard_storage
+          ? tensor_of(*unit.shard_storage, kind, slot.offset, rows.sizes(), strides)
+          : new_shard(rows, strides);
       if (known) {
         parameter.shard.copy_(rows);
       }
@@ -339,7 +344,7 @@ ShardingEngine::Parameter ShardingEngine::cut(
   return parameter;
 }
 
-bool ShardingEngine::lies_at_home(
+bool ShardingEngine::holds_all_rows(
     const Unit& unit, const std::vector<at::Tensor>& parameters, rust::Slice<const ShardedSlot> slots) const {
   if (ranks_ != 1 || to_device_ || unit.keeps_part) {
     return false;

@@ -24,9 +24,9 @@ void ShardingEngine::start_gather(Unit& unit) {
   }
   at::NoGradGuard no_grad;
   if (unit.state == State::Sharded) {
-    unit.borrows = unit.home && !writes_;
+    unit.borrows = unit.shard_storage && !writes_;
     if (unit.borrows) {
-      borrow(unit.storage, *unit.home);
+      borrow(unit.storage, *unit.shard_storage);
     } else {
       allocate(unit.storage, unit.bytes);
     }

@@ -134,7 +134,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     size_t bytes = 0;
     // The shards' memory, laid out as that of the whole parameters, where one rank has all rows: the whole parameters
     // borrow it while they are used, and nothing is copied.
-    std::optional<c10::Storage> home;
+    std::optional<c10::Storage> shard_storage;
     bool borrows = false;
     bool reshards = true;
     // Whether neighbouring ranks keep the whole parameters together from forward to backward; and those that this rank
@@ -224,7 +224,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   at::Tensor new_shard(const at::Tensor& like, std::optional<at::IntArrayRef> strides = std::nullopt) const;
 
   // Whether shards may be the whole parameters: one rank, on the device, without another type to compute in.
-  bool lies_at_home(
+  bool holds_all_rows(
       const Unit& unit, const std::vector<at::Tensor>& parameters, rust::Slice<const ShardedSlot> slots) const;
 
   // Bytes that a unit's whole parameters take besides its shards.

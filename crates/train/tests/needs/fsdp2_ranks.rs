@@ -149,7 +149,7 @@ os._exit(0)
 
 /// The losses of both ranks, of which one may be PyTorch's.
 fn both(python: Option<usize>) -> [Vec<f64>; 2] {
-    let is_python = python.map_or("false".to_owned(), |rank| format!("[ $RANK = {rank} ]"));
+    let is_python = python.map_or_else(|| "false".to_owned(), |rank| format!("[ $RANK = {rank} ]"));
     let line = format!(
         "{is_python} && exec \"$1\" -c \"$PYTHON_RANK\"; exec \"$0\" --part fsdp2_ranks::rank"
     );
