@@ -15,7 +15,8 @@ use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_sig
 use tch::{Device, Kind, Tensor};
 
 const RANKS: usize = 3;
-const KILLS: u64 = 20;
+/// Kills at random moments. Before passes each schedule has one.
+const KILLS: usize = 20;
 /// The rank that kills itself, and the number of its passes before.
 const VICTIM: &str = "BRIGADE_TEST_PIPELINE_VICTIM";
 const PASSES: &str = "BRIGADE_TEST_PIPELINE_PASSES";
@@ -106,12 +107,13 @@ fn a_kill_within_any_action_ends_the_other_ranks() {
 
 fn kill_ranks(is_in_action: bool) {
     let seed = brigade_test_needs::random().u64(..);
-    for kill in 0..KILLS {
-        let mut random = brigade_sampling::stream(seed, &[kill]);
+    let kills = if is_in_action { KILLS } else { Schedule::ALL.len() };
+    for kill in 0..kills {
+        let mut random = brigade_sampling::stream(seed, &[kill as u64]);
         let victim = random.random_range(0..RANKS);
         // Each rank has six passes of a stage in a step, or twelve of two stages.
         let passes = random.random_range(0..40);
-        let schedule = (kill as usize) % Schedule::ALL.len();
+        let schedule = kill % Schedule::ALL.len();
         let moment = random.random_range(0.0..1.0);
         let (moment, place) = if is_in_action {
             (f64::to_string(&moment), format!("at {moment} of a step"))
