@@ -190,10 +190,10 @@ fn predictions_need_no_logits_of_other_ranks() {
     let best =
         GenerationOptions { do_sample: true, top_k: Some(2), seed: Some(1), ..greedy.clone() };
     assert_eq!(gathered(&best), 2 * 3 * 16 * 3);
-    let penalized = GenerationOptions { repetition_penalty: 1.2, ..greedy.clone() };
+    let penalized = GenerationOptions { repetition_penalty: 1.2, ..greedy };
     assert_eq!(gathered(&penalized), 2 * 3 * 16);
     // The largest score and the sum of each row.
-    let any = GenerationOptions { top_k: None, min_p: Some(0.1), ..best.clone() };
+    let any = GenerationOptions { top_k: None, min_p: Some(0.1), ..best };
     assert_eq!(gathered(&any), 2 * 3 * 16);
     let nucleus = GenerationOptions { top_p: 0.9, ..any };
     assert!(gathered(&nucleus) >= 2 * 3 * 26 * 8);
