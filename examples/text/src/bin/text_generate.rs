@@ -241,7 +241,8 @@ impl Options {
             bail!("--perplexity {}: two tokens at least are needed", file.display());
         }
         let loss = sum / count as f64;
-        println!("{count} tokens: loss = {loss:.4}, perplexity = {:.3}", loss.exp());
+        let perplexity = loss.exp();
+        writeln!(stdout(), "{count} tokens: loss = {loss:.4}, perplexity = {perplexity:.3}")?;
         Ok(())
     }
 
