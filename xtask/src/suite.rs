@@ -278,9 +278,6 @@ impl<'a> Run<'a> {
         if env::var_os(WAIT_POLICY).is_none() {
             command.env(WAIT_POLICY, "PASSIVE");
         }
-        if env::var_os(MALLOC).is_none() {
-            command.env(MALLOC, "glibc.malloc.hugetlb=1");
-        }
         command
     }
 
@@ -336,16 +333,14 @@ const PROGRAMS_ARE_BUILT: &str = "BRIGADE_TEST_PROGRAMS_ARE_BUILT";
 /// which another test needs: two networks' golden tests at once take 30 s so, and 11 s if threads sleep.
 const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
-/// Variable of glibc. With huge pages for what `malloc` returns, a fifth of the page faults of libtorch's start are left.
-const MALLOC: &str = "GLIBC_TUNABLES";
-
 /// Variable of cargo-nextest: number of tests that run at once.
 const THREADS: &str = "NEXTEST_TEST_THREADS";
 
 /// Returns the number of processors, for tests that compute, plus the number of the group `waiting` for those that wait
-/// (.config/nextest.toml).
+/// (.config/nextest.toml), plus one: at first tests whose ranks are threads run beside those that wait, and leave half of
+/// the processors' time to a test that computes.
 fn threads() -> usize {
-    thread::available_parallelism().map_or(2, usize::from) + WAITING
+    thread::available_parallelism().map_or(2, usize::from) + WAITING + 1
 }
 
 /// Value of `max-threads` of the group `waiting`.

@@ -153,7 +153,8 @@ fn kill_ranks(is_in_action: bool) {
             assert!(is_pass || is_end, "{about}: {told}");
             is_named |= parts[1..].iter().any(|part| part.contains(&format!("rank {victim}")));
         }
-        assert!(is_named, "{about}: no rank names it");
+        // Ranks that a collective waits for are found through the store, which is rank 0's where there is no launcher.
+        assert!(is_named || victim == 0, "{about}: no rank names it");
         let waited = last_end.map_or(Duration::ZERO, |end| end.elapsed());
         assert!(waited < TIME_LIMIT, "{about}: {waited:?}");
         assert!(begun.elapsed() < Duration::from_secs(120), "{about}");
