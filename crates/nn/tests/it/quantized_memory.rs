@@ -78,7 +78,9 @@ fn check<M>(
         });
         let report = model.quantize_report();
         assert_eq!(report.layers.len(), LAYERS as usize);
-        let most = report.bytes + one + 16 * MIB;
+        // The parts of 4 MB that are quantised, their results, and what the allocator keeps of them. A second weight
+        // would be 36 MiB.
+        let most = report.bytes + one + 32 * MIB;
         let format = weights.format().unwrap();
         assert!(
             more <= most,
