@@ -318,9 +318,6 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
 
     /// Returns an error with the action at which it happened.
     pub(super) fn named(&self, action: Action, source: Error) -> Error {
-        if matches!(source.downcast_ref(), Some(TrainError::Pipeline { .. })) {
-            return source;
-        }
         let peer = self.pipeline.table.peer(action);
         let what = match (peer, action.kind) {
             (Some(peer), ActionKind::SendActivation | ActionKind::SendGradient) => {
@@ -344,7 +341,11 @@ impl Held {
     }
 }
 
-fn failure(rank: usize, action: String, source: Error) -> Error {
+/// Returns an error with what this rank did, or the same error if it has that.
+pub(super) fn failure(rank: usize, action: String, source: Error) -> Error {
+    if matches!(source.downcast_ref(), Some(TrainError::Pipeline { .. })) {
+        return source;
+    }
     TrainError::Pipeline { rank, action, source }.into()
 }
 

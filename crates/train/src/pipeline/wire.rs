@@ -7,6 +7,8 @@ use brigade_torch::{Error, ProcessGroup, Result, Work};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
+use super::run::failure;
+
 /// Shapes and types of a micro-batch's tensors, with the type of the model's parameters.
 pub(super) type MicroForm = (Vec<(Vec<i64>, Kind)>, Kind);
 
@@ -140,10 +142,16 @@ impl<'a> Wire<'a> {
         };
         let receives = peers().map(receive).collect::<Result<Vec<_>>>()?;
         let mut all = HashMap::new();
+        let failed = |peer: usize, error: Error| {
+            let what = format!("the gradients of shared parameters, with rank {peer}");
+            failure(self.group.rank(), what, error)
+        };
         for (rank, receive) in receives {
-            all.insert(rank, receive.wait()?);
+            all.insert(rank, receive.wait().map_err(|error| failed(rank, error))?);
         }
-        sends.into_iter().try_for_each(|send| send.wait().map(drop))?;
+        for (rank, send) in peers().zip(sends) {
+            send.wait().map_err(|error| failed(rank, error))?;
+        }
         let in_order =
             ranks.iter().map(|rank| all.remove(rank).unwrap_or_else(|| own.shallow_clone()));
         Ok(in_order.collect())
@@ -151,8 +159,13 @@ impl<'a> Wire<'a> {
 
     /// Waits for all pending sends.
     pub(super) fn finish(self) -> Result<()> {
-        let mut sends = self.sends.into_values().flatten();
-        sends.try_for_each(|send| send.wait().map(drop))
+        for (to, send) in
+            self.sends.into_iter().flat_map(|(to, all)| all.into_iter().map(move |it| (to, it)))
+        {
+            let what = || format!("the end of the step, to rank {to}");
+            send.wait().map_err(|error| failure(self.group.rank(), what(), error))?;
+        }
+        Ok(())
     }
 
     fn push(&mut self, tensor: &Tensor, to: usize, tag: u16) -> Result<()> {
