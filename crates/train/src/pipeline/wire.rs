@@ -150,7 +150,7 @@ impl<'a> Wire<'a> {
             all.insert(rank, receive.wait().map_err(|error| failed(rank, error))?);
         }
         for (rank, send) in peers().zip(sends) {
-            send.wait().map_err(|error| failed(rank, error))?;
+            let _sent = send.wait().map_err(|error| failed(rank, error))?;
         }
         let in_order =
             ranks.iter().map(|rank| all.remove(rank).unwrap_or_else(|| own.shallow_clone()));
@@ -163,7 +163,7 @@ impl<'a> Wire<'a> {
             self.sends.into_iter().flat_map(|(to, all)| all.into_iter().map(move |it| (to, it)))
         {
             let what = || format!("the end of the step, to rank {to}");
-            send.wait().map_err(|error| failure(self.group.rank(), what(), error))?;
+            let _sent = send.wait().map_err(|error| failure(self.group.rank(), what(), error))?;
         }
         Ok(())
     }
