@@ -298,6 +298,19 @@ fn cut_rows<B: TensorTree>(batch: &B, rows: usize, parts: usize) -> Result<Vec<B
     (0..parts).map(|part| batch.narrow_rows(start(part)..start(part + 1))).collect()
 }
 
+/// Returns an error with what this rank did, or the same error if it has that.
+fn failure(rank: usize, action: String, source: Error) -> Error {
+    if matches!(source.downcast_ref(), Some(TrainError::Pipeline { .. })) {
+        return source;
+    }
+    TrainError::Pipeline { rank, action, source }.into()
+}
+
+/// Returns an error for a schedule in which an action comes before one that it depends on.
+fn missing(action: Action) -> Error {
+    brigade_torch::TorchError::Internal(format!("{action}: what it needs is not there")).into()
+}
+
 /// Returns the shapes and types of a tree's tensors.
 fn form_of(tree: &impl TensorTree) -> Vec<(Vec<i64>, tch::Kind)> {
     let mut form = Vec::new();

@@ -10,8 +10,7 @@ use tch::{Device, Kind, Tensor};
 use super::loss::{Losses, PipelineLoss, StepLoss};
 use super::shared::{Kept, ShareOf, Shares, Stepped};
 use super::wire::{MicroForm, Wire};
-use super::{Pipeline, form_of};
-use crate::error::TrainError;
+use super::{Pipeline, failure, form_of, missing};
 
 /// Indices of a stage and of a micro-batch.
 type Pass = (usize, usize);
@@ -339,17 +338,4 @@ impl Held {
         let options = BackwardOptions { retain_graph, ..BackwardOptions::default() };
         backward_from(&[&self.output], &[seed], leaves, options)
     }
-}
-
-/// Returns an error with what this rank did, or the same error if it has that.
-pub(super) fn failure(rank: usize, action: String, source: Error) -> Error {
-    if matches!(source.downcast_ref(), Some(TrainError::Pipeline { .. })) {
-        return source;
-    }
-    TrainError::Pipeline { rank, action, source }.into()
-}
-
-/// Returns an error for a schedule in which an action comes before one that it depends on.
-fn missing(action: Action) -> Error {
-    brigade_torch::TorchError::Internal(format!("{action}: what it needs is not there")).into()
 }

@@ -7,7 +7,7 @@ use brigade_torch::{Error, ProcessGroup, Result, Work};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
-use super::run::failure;
+use super::failure;
 
 /// Shapes and types of a micro-batch's tensors, with the type of the model's parameters.
 pub(super) type MicroForm = (Vec<(Vec<i64>, Kind)>, Kind);
