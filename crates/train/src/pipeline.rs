@@ -26,8 +26,9 @@ mod wire;
 
 use std::fmt;
 
+use crate::error::TrainError;
 use brigade_nn::{Model, PipelineParallel, PipelineStages, StageCut};
-use brigade_sharding::pipeline::{PipelineTable, Schedule};
+use brigade_sharding::pipeline::{Action, PipelineTable, Schedule};
 use brigade_torch::{Error, ErrorKind, ProcessGroup, Result, TensorTree};
 use tch::Tensor;
 
