@@ -13,7 +13,7 @@ pub(crate) mod timings;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ use crate::nextest::Nextest;
 use crate::package;
 use crate::workspace::Workspace;
 
+use documents::Documents;
 use quick_exit::QuickExit;
 use temporary::{TMPDIR, Temporary};
 
@@ -124,7 +125,7 @@ impl<'a> Run<'a> {
                 if packages.is_empty() && !names_a_manifest(&arguments) {
                     arguments.insert(0, "--workspace".to_owned());
                 }
-                return Ok(cargo::exit_code(self.nextest(&[], arguments, &[])?));
+                return Ok(cargo::exit_code(self.run_tests(arguments, &[])?));
             }
             Selection::Slow => {
                 let folder = package::folder(&self.workspace);
@@ -132,7 +133,7 @@ impl<'a> Run<'a> {
                 let variables = [(PACKAGES, folder), ("BRIGADE_REQUIRE", "packages,python")];
                 let arguments = ["-p", "brigade-cli", "-E", "test(/^packages::/)"];
                 let arguments = arguments.map(str::to_owned).to_vec();
-                return Ok(cargo::exit_code(self.nextest(&[], arguments, &variables)?));
+                return Ok(cargo::exit_code(self.run_tests(arguments, &variables)?));
             }
             Selection::OnProcessor(processor) => {
                 let processor = PROCESSORS.iter().find(|it| it.name == processor);
@@ -150,19 +151,41 @@ impl<'a> Run<'a> {
         if !built.success() {
             return Ok(cargo::exit_code(built));
         }
-        let is_whole = matches!(selection, Selection::All);
-        // First, so that nextest's summary is last.
-        let documents = if is_whole { Some(self.documents(&["--workspace"])?) } else { None };
         // nextest lists the tests of each built program, which takes 0.2 s with libtorch.
         let mut targets: Vec<&str> = targets.iter().flat_map(|it| ["--test", it]).collect();
         targets.insert(0, "--workspace");
+        let built = self.build_tests(&targets)?;
+        if !built.success() {
+            return Ok(cargo::exit_code(built));
+        }
+        let documents = if matches!(selection, Selection::All) {
+            Some(Documents::start(self.documents_beside_tests())?)
+        } else {
+            None
+        };
         let filter = filter.map(|it| ["-E".to_owned(), it]);
-        let tests = self.nextest(&targets, filter.into_iter().flatten().collect(), &variables)?;
-        if let Some(documents) = documents.filter(|it| !it.success()) {
-            eprintln!("error: doc tests failed");
-            return Ok(cargo::exit_code(documents));
+        let targets = targets.into_iter().map(str::to_owned);
+        let arguments = targets.chain(filter.into_iter().flatten()).collect();
+        let tests = self.run_tests(arguments, &variables)?;
+        if let Some(documents) = documents {
+            let (status, time) = documents.finish()?;
+            self.stages.push(("doc tests beside them", time));
+            if !status.success() {
+                eprintln!("error: doc tests failed");
+                return Ok(cargo::exit_code(status));
+            }
         }
         Ok(cargo::exit_code(tests))
+    }
+
+    /// Returns the command that runs all doc tests with lower priority: they compute while other tests wait.
+    fn documents_beside_tests(&self) -> Command {
+        let cargo = self.cargo.command(&["test", "--doc", "--no-fail-fast", "--workspace"]);
+        let mut command = self.cargo.like(Path::new("nice"));
+        command.args(["-n", "10"]).arg(cargo.get_program()).args(cargo.get_args());
+        self.quick_exit.of_documents(&mut command);
+        self.for_tests(&mut command);
+        command
     }
 
     /// Stops at the first distance at which a test fails: nearer packages are fixed first.
@@ -194,7 +217,11 @@ impl<'a> Run<'a> {
             if status.success() {
                 // A package may have no library.
                 let packages: Vec<&str> = names.iter().flat_map(|it| ["-p", *it]).collect();
-                status = self.nextest(&packages, Vec::new(), &[("NEXTEST_NO_TESTS", "pass")])?;
+                status = self.build_tests(&packages)?;
+                if status.success() {
+                    let packages = packages.into_iter().map(str::to_owned).collect();
+                    status = self.run_tests(packages, &[("NEXTEST_NO_TESTS", "pass")])?;
+                }
             }
             if !status.success() {
                 let left: usize = levels[distance + 1..].iter().map(|it| it.len()).sum();
@@ -237,22 +264,18 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Builds the tests of `targets`, arguments for cargo, and runs those that `arguments` for nextest select.
-    fn nextest(
+    /// Builds the tests of `targets`, arguments for cargo.
+    fn build_tests(&mut self, targets: &[&str]) -> Result<ExitStatus> {
+        let build = [&["test", "--quiet", "--no-run"], targets].concat();
+        self.stage("building tests", |run| run.cargo.run(&build))
+    }
+
+    /// Runs the tests that `arguments` for nextest select.
+    fn run_tests(
         &mut self,
-        targets: &[&str],
         arguments: Vec<String>,
         variables: &[(&str, &str)],
     ) -> Result<ExitStatus> {
-        if !targets.is_empty() {
-            let build = [&["test", "--quiet", "--no-run"], targets].concat();
-            let built = self.stage("building tests", |run| run.cargo.run(&build))?;
-            if !built.success() {
-                return Ok(built);
-            }
-        }
-        let targets = targets.iter().map(|it| (*it).to_owned());
-        let arguments: Vec<String> = targets.chain(arguments).collect();
         self.stage("tests", |run| {
             let mut command = run.nextest.command(&run.cargo, &["run", "--no-fail-fast"]);
             run.for_tests(&mut command).envs(variables.iter().copied());

@@ -1,10 +1,10 @@
 //! Doc tests, which cargo-nextest does not run.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Command, ExitStatus, Stdio};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -12,24 +12,77 @@ use brigade_test_needs::descendants;
 
 use crate::cargo;
 
-/// Runs `cargo test`, and adds up its many summary lines to one. A test program in which a test hangs is killed:
-/// libtest has no time limit.
+/// Doc tests that run beside the other tests, which wait for a tenth of their time.
+pub(super) struct Documents(JoinHandle<Result<Finished>>);
+
+/// Doc tests that have run.
+struct Finished {
+    status: ExitStatus,
+    output: Vec<u8>,
+    time: Duration,
+}
+
+impl Documents {
+    /// Starts the doc tests. What they print is kept until their end.
+    pub(super) fn start(mut command: Command) -> Result<Self> {
+        eprintln!("$ {} (beside the other tests)", cargo::line(&command));
+        let started = Instant::now();
+        let (output, writer) = io::pipe().context("cannot make a pipe")?;
+        command.stderr(writer.try_clone().context("cannot copy a pipe")?).stdout(writer);
+        let child = command.stdin(Stdio::null()).spawn().context("cannot start cargo")?;
+        // The command owns the pipe's other ends: cargo's end must close it.
+        drop(command);
+        Ok(Self(thread::spawn(move || {
+            let mut text = Vec::new();
+            let status = read(child, output, &mut text)?;
+            Ok(Finished { status, output: text, time: started.elapsed() })
+        })))
+    }
+
+    /// Waits for the doc tests, and prints their sum, or all that they have printed where one has failed.
+    pub(super) fn finish(self) -> Result<(ExitStatus, Duration)> {
+        let done = self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let done = done?;
+        io::stdout().lock().write_all(done.shown()).context("cannot print")?;
+        Ok((done.status, done.time))
+    }
+}
+
+impl Finished {
+    /// Returns what is of interest: the last line, or all lines where a test has failed.
+    fn shown(&self) -> &[u8] {
+        let end = self.output.len().saturating_sub(1);
+        let last = self.output[..end].iter().rposition(|byte| *byte == b'\n');
+        let begin = last.map_or(0, |position| position + 1);
+        if self.status.success() { &self.output[begin..] } else { &self.output }
+    }
+}
+
+/// Runs `cargo test`, and adds up its many summary lines to one.
 pub(super) fn run(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("$ {}", cargo::line(command));
     // Cargo's own progress is on standard error and stays on the terminal.
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
+    let output = child.stdout.take().context("cargo has no standard output")?;
+    read(child, output, &mut io::stdout().lock())
+}
+
+/// Copies what `cargo test` prints, with a line that adds up its many summary lines. A test program in which a test hangs
+/// is killed: libtest has no time limit.
+fn read(
+    mut child: Child,
+    output: impl Read + Send + 'static,
+    out: &mut impl Write,
+) -> Result<ExitStatus> {
     let (sender, lines) = channel();
-    if let Some(output) = child.stdout.take() {
-        thread::spawn(move || {
-            for line in BufReader::new(output).split(b'\n') {
-                if sender.send(line).is_err() {
-                    break;
-                }
+    thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n') {
+            if sender.send(line).is_err() {
+                break;
             }
-        });
-    }
+        }
+    });
     let (mut totals, mut slow) = (Totals::default(), Slow::default());
-    let mut out = io::stdout().lock();
     loop {
         match lines.recv_timeout(Duration::from_secs(1)) {
             Ok(line) => {
@@ -159,6 +212,24 @@ mod tests {
             totals.closing_line(false),
             "total result: FAILED. 43 passed; 2 failed; 1 ignored; in 2 test programs"
         );
+    }
+
+    #[test]
+    fn beside_other_tests_the_lines_of_failures_are_shown_and_else_the_sum() {
+        let of = |script: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", script]);
+            Documents::start(shell).unwrap().0.join().unwrap().unwrap()
+        };
+        let line = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored; finished in 1s'";
+        let sum = "passed; 0 failed; 0 ignored; in 1 test programs\n";
+        let passed = of(&format!("echo Doc-tests a >&2; {line}"));
+        assert_eq!(passed.shown(), format!("total result: ok. 2 {sum}").as_bytes());
+        let failed = of(&format!("echo Doc-tests a >&2; {line}; exit 101"));
+        let shown = String::from_utf8_lossy(failed.shown());
+        assert!(shown.starts_with("Doc-tests a\ntest result: "), "{shown}");
+        assert!(shown.ends_with(&format!("total result: FAILED. 2 {sum}")), "{shown}");
+        assert_eq!(failed.status.code(), Some(101));
     }
 
     #[test]
