@@ -6,7 +6,7 @@
 mod changed;
 mod documents;
 mod missed;
-mod quick_exit;
+mod preload;
 mod temporary;
 pub(crate) mod timings;
 
@@ -30,7 +30,7 @@ use crate::package;
 use crate::workspace::Workspace;
 
 use documents::Documents;
-use quick_exit::QuickExit;
+use preload::Preload;
 use temporary::{TMPDIR, Temporary};
 
 /// Selection of the tests to run.
@@ -83,7 +83,7 @@ struct Run<'a> {
     reports: TempDir,
     /// Program that starts and measures each test.
     measuring: PathBuf,
-    quick_exit: QuickExit,
+    preload: Preload,
     /// Stages with their durations.
     stages: Vec<(&'static str, Duration)>,
     /// Arguments that selected the tests of the last run.
@@ -100,7 +100,7 @@ impl<'a> Run<'a> {
             workspace: Workspace::of(checkout)?,
             nextest: Nextest::find_or_install(checkout)?,
             temporary: Temporary::new()?,
-            quick_exit: QuickExit::compile(reports.path()),
+            preload: Preload::compile(reports.path()),
             reports,
             stages: Vec::new(),
             chosen: Vec::new(),
@@ -183,7 +183,7 @@ impl<'a> Run<'a> {
         let cargo = self.cargo.command(&["test", "--doc", "--no-fail-fast", "--workspace"]);
         let mut command = self.cargo.like(Path::new("nice"));
         command.args(["-n", "10"]).arg(cargo.get_program()).args(cargo.get_args());
-        self.quick_exit.of_documents(&mut command);
+        self.preload.of_documents(&mut command);
         self.for_tests(&mut command);
         command
     }
@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
     fn documents(&mut self, packages: &[&str]) -> Result<ExitStatus> {
         self.stage("doc tests", |run| {
             let mut command = run.cargo.command(&["test", "--doc", "--no-fail-fast"]);
-            run.quick_exit.of_documents(&mut command);
+            run.preload.of_documents(&mut command);
             documents::run(run.for_tests(command.args(packages)))
         })
     }
@@ -284,7 +284,7 @@ impl<'a> Run<'a> {
             if env::var_os(THREADS).is_none() {
                 command.env(THREADS, threads().to_string());
             }
-            run.quick_exit.of_tests(&mut command);
+            run.preload.of_tests(&mut command);
             timings::measure_tests(
                 &mut command,
                 &run.measuring,

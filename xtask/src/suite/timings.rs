@@ -16,7 +16,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, raise};
 use nix::sys::time::TimeVal;
 
-use super::quick_exit;
+use super::preload;
 use crate::cargo;
 
 /// Variable with the file for the durations of tests.
@@ -80,7 +80,7 @@ pub(crate) fn measure(command: &[OsString]) -> Result<ExitCode> {
     let [program, arguments @ ..] = command else { bail!("no program to measure is named") };
     let started = Instant::now();
     let mut command = Command::new(program);
-    quick_exit::preload(command.args(arguments));
+    preload::preload(command.args(arguments));
     let names = (env::var("NEXTEST_BINARY_ID"), env::var("NEXTEST_TEST_NAME"));
     let is_numeric = names.0.as_ref().is_ok_and(|program| program.ends_with("::numeric"));
     if is_numeric && env::var_os(MALLOC).is_none() {

@@ -1,4 +1,4 @@
-//! Quick end of test programs: without the destructors of libtorch's operators.
+//! Library that test programs load first, for less processor time: `preload.c` says what it does.
 
 use std::env;
 use std::fs;
@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Variable with the path of the library that [`preload`] has a test program load.
-const LIBRARY: &str = "XTASK_QUICK_EXIT";
+const LIBRARY: &str = "XTASK_PRELOAD";
 
 /// Variable of the dynamic linker: libraries to load before all others.
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// Variable with the name of the only program that ends quickly among those that inherit [`PRELOAD`].
-const PROGRAM: &str = "XTASK_QUICK_EXIT_OF";
+/// Variable with the name of the only program that the library is for among those that inherit [`PRELOAD`].
+const PROGRAM: &str = "XTASK_PRELOAD_OF";
 
 /// The library that is loaded before the others.
-pub(super) struct QuickExit(Option<PathBuf>);
+pub(super) struct Preload(Option<PathBuf>);
 
-impl QuickExit {
+impl Preload {
     /// Compiles the library into a folder. Without glibc or a C compiler, and where the coverage of tests is measured,
     /// which is written at exit, there is none, and tests end as other programs do.
     pub(super) fn compile(folder: &Path) -> Self {
@@ -26,8 +26,8 @@ impl QuickExit {
         if !(is_glibc && is_free) {
             return Self(None);
         }
-        let (source, library) = (folder.join("quick_exit.c"), folder.join("libquick_exit.so"));
-        let compiled = fs::write(&source, include_str!("quick_exit.c")).and_then(|()| {
+        let (source, library) = (folder.join("preload.c"), folder.join("libpreload.so"));
+        let compiled = fs::write(&source, include_str!("preload.c")).and_then(|()| {
             let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
             compiler.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-ldl");
             compiler.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
