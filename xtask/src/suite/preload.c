@@ -1,17 +1,11 @@
 /* Preloaded into test programs, for less processor time. Programs that a test starts do not get the library, and run as
  * they do for users; where cargo and rustdoc have it, too, the doc tests are told from them by name.
  *
- * Quick end: the process ends when main returns, without the destructors of libtorch's operators, which take a third of the
- * time of a test that computes little.
- *
- * Gloo's threads give way: where a thread that sends loses its processor with a connection locked, the thread that receives
- * tries the lock again and again, for a whole time slice and by far the most of a test whose ranks are threads of one
- * process on few processors. */
+ * The process ends when main returns, without the destructors of libtorch's operators, which take a third of the time of
+ * a test that computes little.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,17 +40,4 @@ int __libc_start_main(main_function *main, int count, char **arguments, void (*i
     start_function *start = (start_function *)dlsym(RTLD_NEXT, "__libc_start_main");
     test_main = main;
     return start(main_with_quick_exit, count, arguments, init, fini, loader_fini, stack_end);
-}
-
-int pthread_mutex_trylock(pthread_mutex_t *mutex) {
-    static int (*try_lock)(pthread_mutex_t *);
-    if (!try_lock) {
-        /* Two threads at once write the same address. */
-        try_lock = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_trylock");
-    }
-    int result = try_lock(mutex);
-    if (result == EBUSY) {
-        sched_yield();
-    }
-    return result;
 }

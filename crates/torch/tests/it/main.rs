@@ -9,6 +9,7 @@ mod failure;
 mod fake;
 mod forked;
 mod gather;
+mod gloo_loop;
 mod kept_memory;
 mod memory;
 mod message;
