@@ -39,6 +39,9 @@
 //! NCCL; one all-reduce of Gloo for each type; one gather or reduce-scatter for all types, if all ranks are Brigade's.
 //! Each element has the same result as in an all-reduce of its tensor alone.
 //!
+//! On Linux with glibc a program that links this crate has a `pthread_mutex_trylock` of its own (`cpp/gloo_loop.cpp`), by
+//! which Gloo's threads yield their processor when a connection is locked. For all other threads it calls the next one.
+//!
 //! # Devices
 //!
 //! `cpp/device.cpp` uses devices through libtorch's own interfaces (`DeviceGuardImplInterface`, `DeviceAllocator`), for
