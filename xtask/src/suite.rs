@@ -147,17 +147,14 @@ impl<'a> Run<'a> {
                 (["numeric".to_owned()].into(), Some(on_any_device(&self.workspace)))
             }
         };
-        let built = self.build_programs(&[])?;
-        if !built.success() {
-            return Ok(cargo::exit_code(built));
-        }
         // nextest lists the tests of each built program, which takes 0.2 s with libtorch.
         let mut targets: Vec<&str> = targets.iter().flat_map(|it| ["--test", it]).collect();
-        targets.insert(0, "--workspace");
-        let built = self.build_tests(&targets)?;
+        let tests = if targets.is_empty() { &["--tests"] } else { targets.as_slice() };
+        let built = self.build_all(tests)?;
         if !built.success() {
             return Ok(cargo::exit_code(built));
         }
+        targets.insert(0, "--workspace");
         let documents = if matches!(selection, Selection::All) {
             Some(Documents::start(self.documents_beside_tests())?)
         } else {
@@ -246,6 +243,13 @@ impl<'a> Run<'a> {
             names => arguments.extend(names.iter().flat_map(|it| ["--bin", *it])),
         }
         self.stage("programs", |run| run.cargo.run(&arguments))
+    }
+
+    /// Builds all programs and examples, and the tests of `targets`, arguments for cargo. As one build, in which no
+    /// processor waits for the last programs before the tests begin.
+    fn build_all(&mut self, targets: &[&str]) -> Result<ExitStatus> {
+        let build = [&["build", "--workspace", "--bins", "--examples"], targets].concat();
+        self.stage("building", |run| run.cargo.run(&build))
     }
 
     fn build_started(&mut self, packages: &[&str]) -> Result<ExitStatus> {
