@@ -124,13 +124,19 @@ impl TensorModels {
         }
     }
 
+    /// Returns the writers of the parts of models that nothing else spreads, among the ranks of this rank's stage.
+    fn writers(&self) -> Result<Arc<Writers>> {
+        let (mesh, rank) = (self.grid(None)?, self.everyone.process_index());
+        Writers::new(&mesh, rank - rank % mesh.world_size())
+    }
+
     /// Returns the assignment of experts to ranks, and to writers of checkpoints, for models that are sharded on a
     /// mesh. `None` if ranks divide layers.
     pub(crate) fn expert_layout(&self, sharded: &Mesh) -> Result<Option<ExpertLayout>> {
         if !self.divides_experts() {
             return Ok(None);
         }
-        let writers = Writers::new(&self.grid(None)?, 0)?;
+        let writers = self.writers()?;
         Ok(Some(ExpertLayout { writers, outer_axes: self.axes(Some(sharded))?.len() - 1 }))
     }
 
@@ -228,10 +234,8 @@ impl TensorModels {
         let divided: HashMap<String, TensorPart> = divided.map(|it| (it.name, it.part)).collect();
         let mut parts = HashMap::new();
         if !is_sharded {
-            let mesh = self.grid(None)?;
-            let rank = self.everyone.process_index();
-            let writers = Writers::new(&mesh, rank - rank % mesh.world_size())?;
-            let averaged_axes = usize::from(mesh.size(Axis::Data) > 1);
+            let writers = self.writers()?;
+            let averaged_axes = usize::from(self.grid(None)?.size(Axis::Data) > 1);
             for (name, _) in model.state_dict() {
                 let first = model.parameter_name(&name).unwrap_or_default();
                 let Some(part) = divided.get(first) else { continue };
@@ -339,6 +343,12 @@ impl TensorModel {
     fn is_stepped_by(&self, optimizer: &Optimizer) -> bool {
         optimizer.with_parameters(|stepped| stepped.iter().any(|tensor| self.is_part(tensor)))
     }
+}
+
+/// Returns the names of parameters of which each rank has some experts.
+pub(crate) fn expert_parts<M>(model: &Model<M>) -> HashSet<String> {
+    let divided = model.divided_parameters().into_iter();
+    divided.filter(|it| it.is_expert).map(|it| it.name).collect()
 }
 
 impl fmt::Debug for TensorModels {
