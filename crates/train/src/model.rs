@@ -238,11 +238,11 @@ impl<M> PreparedModel<M> {
                 };
                 let divided = tensor.add(&model, &stepped, sharded.is_some())?;
                 // Ranks with other experts have other rows of everything else, whose values are already equal.
-                if !tensor.divides_experts() {
+                if let Some(layers) = tensor.layers() {
                     let mut whole = stepped;
                     whole.retain(|it| !divided.is_part(&it.tensor));
                     whole.extend(model.buffers());
-                    broadcast_all(tensor.group(), &whole)?;
+                    broadcast_all(layers, &whole)?;
                     sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
                 }
                 context

@@ -87,6 +87,7 @@ const PRODUCTS: &[Product] = &[
     Product { context: 2, ring: true, ..GPT2 },
     Product { sequence: 2, ..GPT2 },
     Product { shard: 2, expert: 2, ..MIXTRAL },
+    Product { tensor: 2, expert: 2, ..MIXTRAL },
     Product { pipeline: 2, ..LLAMA },
 
     Product { tensor: 3, regions: true, ..GPT2 },
@@ -111,6 +112,10 @@ const PRODUCTS: &[Product] = &[
     Product { shard: 4, expert: 2, sharding: ZERO3, ..MIXTRAL },
     Product { context: 2, shard: 2, expert: 4, ..MIXTRAL },
     Product { pipeline: 2, shard: 2, expert: 2, ..MIXTRAL },
+    Product { replicate: 2, tensor: 2, expert: 2, ..MIXTRAL },
+    Product { shard: 2, tensor: 2, expert: 4, ..MIXTRAL },
+    Product { shard: 2, tensor: 2, expert: 2, sharding: ZERO3, ..MIXTRAL },
+    Product { shard: 2, tensor: 2, expert: 4, sharding: ZERO1, regions: true, ..MIXTRAL },
 
     Product { replicate: 2, shard: 2, tensor: 2, sharding: Some(Strategy::Hybrid(2)), ..GPT2 },
     Product { shard: 2, context: 2, tensor: 2, sharding: ZERO3, regions: true, ..LLAMA },
@@ -119,6 +124,10 @@ const PRODUCTS: &[Product] = &[
     Product { pipeline: 2, shard: 2, context: 2, sharding: ZERO1, ..LLAMA },
     Product { pipeline: 2, replicate: 2, tensor: 2, schedule: ZBV, ..LLAMA },
     Product { pipeline: 2, shard: 4, expert: 2, sharding: ZERO3, ..MIXTRAL },
+    Product { pipeline: 2, tensor: 4, expert: 4, ..MIXTRAL },
+    Product { pipeline: 2, shard: 2, tensor: 2, expert: 4, sharding: ZERO3, ..MIXTRAL },
+    Product { replicate: 2, shard: 2, tensor: 2, expert: 4, sharding: Some(Strategy::Hybrid(2)), regions: true, ..MIXTRAL },
+    Product { context: 2, shard: 2, tensor: 2, expert: 4, ..MIXTRAL },
 ];
 
 impl Product {
@@ -173,8 +182,8 @@ impl Product {
                     hidden_size: 8,
                     intermediate_size: 12,
                     num_hidden_layers: 2,
-                    num_attention_heads: 2,
-                    num_key_value_heads: Some(2),
+                    num_attention_heads: 4,
+                    num_key_value_heads: Some(4),
                     num_local_experts: 4,
                     ..Default::default()
                 };

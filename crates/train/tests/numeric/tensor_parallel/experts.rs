@@ -199,15 +199,65 @@ fn any_mesh_with_stages_goes_on() {
         let builder = Mesh::builder().pipeline(2).shard(shard).expert(expert);
         builder.build(2 * shard).unwrap()
     };
-    let forms: [Form; 4] = [
+    let forms: [Form; 5] = [
         (mesh(1, 1, 1), None, without_router_loss),
         (stages(2, 2), None, without_router_loss),
         (mesh(1, 4, 2), Some(Sharding::zero3()), without_router_loss),
         (stages(2, 2), Some(Sharding::zero3()), without_router_loss),
+        (beside(2, 4), None, without_router_loss),
     ];
     go_on(&forms, [1, 2], folder.path());
     assert_eq!(manifest(folder.path(), 1), ("pp 2 x ep 2".to_owned(), 4, 2));
     assert_eq!(manifest(folder.path(), 3), ("pp 2 x ep 2".to_owned(), 4, 2));
+}
+
+/// Experts beside layers that two ranks divide.
+fn beside(shard: usize, expert: usize) -> Mesh {
+    Mesh::builder().shard(shard).tensor(2).expert(expert).build(2 * shard).unwrap()
+}
+
+#[test]
+fn experts_beside_divided_layers() {
+    for norm_type in [2.0, f64::INFINITY, 0.0] {
+        let recipe = Recipe { momentum: true, micro_batches: 2, norm_type, ..ADAM };
+        check(new, &beside(2, 4), None, recipe);
+    }
+    check(new, &beside(2, 2), Some(&Sharding::zero3()), Recipe { norm_type: 0.0, ..ADAM });
+    check(new, &beside(2, 4), Some(&Sharding::zero2()), Recipe { regions: true, ..ADAM });
+}
+
+#[test]
+fn any_mesh_with_divided_layers_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let forms: [Form; 5] = [
+        (beside(2, 2), Some(Sharding::zero3()), new),
+        (mesh(1, 2, 2), None, new),
+        (beside(1, 2), None, new),
+        (beside(2, 4), Some(Sharding::zero1()), new),
+        (beside(2, 4), None, new),
+    ];
+    go_on(&forms, [1, 2], folder.path());
+    let mesh = |number| manifest(folder.path(), number);
+    assert_eq!(mesh(0), ("dp_shard 2 x tp 2".to_owned(), 4, 2));
+    assert_eq!(mesh(2), ("tp 2".to_owned(), 4, 2));
+    assert_eq!(mesh(3), ("ep 2 x tp 2".to_owned(), 4, 4));
+    assert_eq!(mesh(4), ("ep 2 x tp 2".to_owned(), 4, 4));
+}
+
+/// Debug mode compares the gradients of what tensor ranks have whole, to which experts do not belong.
+#[test]
+fn debug_mode_takes_experts_beside_divided_layers() {
+    on_ranks(4, |builder, _| {
+        let builder = builder.sharding(None).mesh(beside(2, 4)).debug(true);
+        let accelerator = builder.build().unwrap();
+        let model = accelerator.parallel().model(new).unwrap();
+        let optimizer = AdamW::default().lr(0.01).build(&model).unwrap();
+        let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        step(&mut (&accelerator, &mut model, &mut optimizer), 0);
+        let state = optimizer.full_state_dict().unwrap();
+        optimizer.load_full_state_dict(state).unwrap();
+        step(&mut (&accelerator, &mut model, &mut optimizer), 1);
+    });
 }
 
 #[test]
@@ -264,9 +314,10 @@ fn what_does_not_go_together_is_named() {
             assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
             texts[0].clone()
         };
-    let tensor = Mesh::builder().shard(2).tensor(2).expert(2).build(4).unwrap();
+    let tensor = Mesh::builder().tensor(4).expert(2).build(4).unwrap();
     let error = refusals(&|builder| builder.mesh(tensor.clone()));
-    assert!(error.contains("2 ranks along tp and divides experts along ep"), "{error}");
+    assert!(error.contains("divides experts over 2 ranks"), "{error}");
+    assert!(error.contains("take a multiple of 4 along ep"), "{error}");
     let error = refusals(&|builder| builder.expert_parallel(3));
     assert!(error.contains("3") && error.contains("ep"), "{error}");
     let error = refusals(&|builder| builder.expert_parallel(2).mesh(mesh(1, 4, 2)));
