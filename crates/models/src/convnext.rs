@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath, Unit,
+    Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath, Stages,
+    Unit,
 };
 use brigade_torch::Result;
 use tch::Tensor;
@@ -88,6 +89,8 @@ pub(crate) struct ConvNeXtBody {
     /// Stem, and the downsampling layers before each other stage.
     reductions: Vec<(Conv2d, LayerNorm)>,
     stages: Vec<Vec<Block>>,
+    /// The blocks and the downsampling layers between them, at which a pipeline cuts the network.
+    row: Stages,
     /// Number of output channels.
     pub(crate) outputs: i64,
 }
@@ -108,10 +111,12 @@ impl ConvNeXtBody {
         let all: usize = options.blocks.iter().sum();
         let mut depth = 0;
         let (mut reductions, mut stages) = (Vec::with_capacity(4), Vec::with_capacity(4));
-        let mut inputs = options.in_channels;
+        let (mut inputs, mut steps) = (options.in_channels, Vec::new());
         for (number, (&channels, blocks)) in options.channels.iter().zip(options.blocks).enumerate()
         {
             let path = features / (2 * number);
+            steps.extend((number > 0).then(|| (2 * number).to_string()));
+            steps.extend((0..blocks).map(|index| format!("{}.{index}", 2 * number + 1)));
             reductions.push(if number == 0 {
                 let conv = convolution(&path / 0, [inputs, channels], 4);
                 (conv, norm(&path / 1, channels))
@@ -128,7 +133,16 @@ impl ConvNeXtBody {
             });
             stages.push(blocks.collect());
         }
-        Self { reductions, stages, outputs: inputs }
+        Self { reductions, stages, row: features.stages(steps), outputs: inputs }
+    }
+
+    /// Returns the layers behind the stem in their order.
+    fn steps(&self) -> impl Iterator<Item = Step<'_>> {
+        let stages = self.reductions.iter().zip(&self.stages).enumerate();
+        stages.flat_map(|(number, ((conv, norm), blocks))| {
+            let reduction = (number > 0).then_some(Step::Reduction(norm, conv));
+            reduction.into_iter().chain(blocks.iter().map(Step::Block))
+        })
     }
 
     /// Draws the weights a second time, in the order of torchvision's modules.
@@ -199,18 +213,12 @@ impl Module<&Tensor> for ConvNeXtBody {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-        let mut maps = images.shallow_clone();
-        for (number, ((conv, norm), blocks)) in self.reductions.iter().zip(&self.stages).enumerate()
-        {
-            maps = match number {
-                0 => over_channels(norm, &conv.forward(&maps)?)?,
-                _ => conv.forward(&over_channels(norm, &maps)?)?,
-            };
-            for block in blocks {
-                maps = block.unit.run_on(&maps, |maps| block.forward(maps))?;
-            }
-        }
-        Ok(maps)
+        let stem = || match self.reductions.first() {
+            Some((conv, norm)) => over_channels(norm, &conv.forward(images)?),
+            None => Ok(images.shallow_clone()),
+        };
+        let steps: Vec<Step<'_>> = self.steps().collect();
+        self.row.run(stem, |index, maps| steps[index].forward(maps))
     }
 }
 
@@ -221,6 +229,22 @@ impl Module<&Tensor> for ConvNeXt {
         let maps = self.body.forward(images)?;
         let pooled = maps.f_adaptive_avg_pool2d([1, 1])?.f_flatten(1, -1)?;
         self.head.forward(&self.norm.forward(&pooled)?)
+    }
+}
+
+/// A layer behind the stem.
+enum Step<'a> {
+    /// Downsampling layer before a stage.
+    Reduction(&'a LayerNorm, &'a Conv2d),
+    Block(&'a Block),
+}
+
+impl Step<'_> {
+    fn forward(&self, maps: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Reduction(norm, conv) => conv.forward(&over_channels(norm, maps)?),
+            Self::Block(block) => block.unit.run_on(maps, |maps| block.forward(maps)),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use brigade_nn::{
     Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
-    Unit,
+    Stages, Unit,
 };
 use brigade_rank_env::text::counted;
 use brigade_torch::Result;
@@ -43,6 +43,8 @@ pub(crate) struct VisionTransformerBody {
     patches: Conv2d,
     pos_drop: Dropout,
     blocks: Vec<Block>,
+    /// The blocks, at which a pipeline cuts the transformer.
+    row: Stages,
     norm: LayerNorm,
 }
 
@@ -145,6 +147,7 @@ impl VisionTransformerBody {
                     Block::new(&(&blocks / index), options, drop)
                 })
                 .collect(),
+            row: blocks.stages(0..depth),
             norm: norm(path / "norm", width),
         }
     }
@@ -242,16 +245,19 @@ impl Module<&Tensor> for VisionTransformerBody {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-        let patches = self.patches.forward(images)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
-        let (samples, width) = (patches.size()[0], patches.size()[2]);
-        let token = self.cls_token.f_expand([samples, 1, width], false)?;
-        // The class token has the parameters' type; autocast may have changed that of the patches.
-        let token = token.f_to_kind(patches.kind())?;
-        let sequence = Tensor::f_cat(&[token, patches], 1)?.f_add(&self.pos_embed)?;
-        let mut hidden = self.pos_drop.forward(&sequence)?;
-        for block in &self.blocks {
-            hidden = block.unit.run_on(&hidden, |hidden| block.forward(hidden))?;
-        }
+        let embedded = || {
+            let patches = self.patches.forward(images)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
+            let (samples, width) = (patches.size()[0], patches.size()[2]);
+            let token = self.cls_token.f_expand([samples, 1, width], false)?;
+            // The class token has the parameters' type; autocast may have changed that of the patches.
+            let token = token.f_to_kind(patches.kind())?;
+            let sequence = Tensor::f_cat(&[token, patches], 1)?.f_add(&self.pos_embed)?;
+            self.pos_drop.forward(&sequence)
+        };
+        let hidden = self.row.run(embedded, |index, hidden| {
+            let block = &self.blocks[index];
+            block.unit.run_on(hidden, |hidden| block.forward(hidden))
+        })?;
         Ok(self.norm.forward(&hidden)?.f_select(1, 0)?)
     }
 }

@@ -4,7 +4,7 @@ mod block;
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Dropout, Flatten, Linear, MaxPool2d, Module, ParamPath};
+use brigade_nn::{Dropout, Flatten, Linear, MaxPool2d, Module, ParamPath, Stages};
 use brigade_rank_env::text::counted;
 use brigade_torch::Result;
 use tch::Tensor;
@@ -158,6 +158,8 @@ impl XResNet {
 pub(crate) struct XResNetBody {
     stem: Vec<ConvNorm>,
     stages: Vec<Vec<Block>>,
+    /// The blocks of all stages, at which a pipeline cuts the network.
+    row: Stages,
     activation: Activation,
     /// Number of output channels.
     pub(crate) outputs: i64,
@@ -190,10 +192,11 @@ impl XResNetBody {
         let expansion = options.expansion.max(1);
         let attended = options.layers.len().checked_sub(4).filter(|_| options.self_attention);
         let mut inputs = 64 / expansion * expansion;
-        let mut stages = Vec::with_capacity(options.layers.len());
+        let (mut stages, mut steps) = (Vec::with_capacity(options.layers.len()), Vec::new());
         for (number, &count) in options.layers.iter().enumerate() {
             let wide = [64.0, 128.0, 256.0, 512.0].get(number).copied().unwrap_or(256.0);
             let channels = (wide * options.widen) as i64;
+            steps.extend((0..count).map(|index| format!("{}.{index}", number + 4)));
             let blocks = (0..count).map(|index| {
                 let shape = Shape {
                     inputs,
@@ -206,7 +209,8 @@ impl XResNetBody {
             });
             stages.push(blocks.collect());
         }
-        Self { stem, stages, activation: options.activation, outputs: inputs }
+        let row = path.stages(steps);
+        Self { stem, stages, row, activation: options.activation, outputs: inputs }
     }
 
     /// Initialises as fastai's `init_cnn` does: weights are normal with their fan-in, biases are 0; the last
@@ -288,15 +292,18 @@ impl Module<&Tensor> for XResNetBody {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-        let mut maps = images.shallow_clone();
-        for layer in &self.stem {
-            maps = layer.forward_activated(&maps, None, self.activation)?;
-        }
-        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
-        for block in self.stages.iter().flatten() {
-            maps = block.unit.run_on(&maps, |maps| block.forward(maps))?;
-        }
-        Ok(maps)
+        let stem = || {
+            let mut maps = images.shallow_clone();
+            for layer in &self.stem {
+                maps = layer.forward_activated(&maps, None, self.activation)?;
+            }
+            MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)
+        };
+        let blocks: Vec<&Block> = self.stages.iter().flatten().collect();
+        self.row.run(stem, |index, maps| {
+            let block = blocks[index];
+            block.unit.run_on(maps, |maps| block.forward(maps))
+        })
     }
 }
 

@@ -156,9 +156,9 @@ impl ParamRegistry {
         self.experts = experts;
         let ranks = self.experts.as_ref().map_or(1, ExpertParallel::ranks);
         let tensor = self.tensor.as_ref().map_or(1, TensorParallel::ranks);
-        if ranks > 1 && tensor > 1 {
+        if ranks > 1 && ranks % tensor != 0 {
             self.problems.push(format!(
-                "experts of {ranks} ranks cannot be together with {tensor} tensor ranks: leave one of them out"
+                "{ranks} expert ranks are not whole groups of {tensor} tensor ranks: take a multiple of {tensor}"
             ));
         }
     }

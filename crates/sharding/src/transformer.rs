@@ -308,8 +308,10 @@ impl TransformerStep {
 
     /// Returns the bytes of the activations that a rank of a stage keeps for one micro-batch between its forward and
     /// its backward pass, without recomputation. In 16 bits, each layer takes 5 bytes for each attention score, and 34
-    /// bytes for each element of each token's vector: tensor ranks divide 24 of them, and all 34 with sequence regions
-    /// (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2).
+    /// bytes for each element of each token's vector: tensor ranks divide 24 of them (Korthikanti et al. 2022, "Reducing
+    /// Activation Recomputation in Large Transformer Models", table 2). With sequence regions they divide 30: the inputs
+    /// of the two divided products are gathered once and kept whole, 4 bytes, where the paper gathers them again in the
+    /// backward pass.
     #[must_use]
     pub fn activations(&self, mesh: &Mesh, stage: usize) -> u64 {
         let place = self.place(mesh, stage);
@@ -317,7 +319,7 @@ impl TransformerStep {
         let tokens = product(&[self.samples, place.tokens, place.layers, self.element_bytes]);
         let hidden = u128::from(tokens) * u128::from(self.hidden);
         let blocks = if self.sequence_regions {
-            hidden.saturating_mul(17) / u128::from(t)
+            hidden.saturating_mul(u128::from(2 * t + 15)) / u128::from(t)
         } else {
             hidden.saturating_mul(u128::from(5 * t + 12)) / u128::from(t)
         };
@@ -420,13 +422,14 @@ mod tests {
         let on = |mesh: crate::MeshBuilder, ranks, step: TransformerStep| {
             step.activations(&mesh.build(ranks).unwrap(), 0)
         };
-        // s b h (10 + 24 / t + 5 a s / (h t)), and all of it / t with sequence regions.
+        // s b h (10 + 24 / t + 5 a s / (h t)), and s b h (4 + 30 / t + 5 a s / (h t)) with sequence regions.
         let tokens = 10 * 64;
         let expected = tokens * ((10 + 24 / 2) * 64 + 5 * 4 * 32 / 2);
         assert_eq!(on(Mesh::builder().tensor(2), 2, half), expected);
         let regions = TransformerStep { sequence_regions: true, ..half };
-        let expected = tokens * (34 * 64 + 5 * 4 * 32) / 2;
+        let expected = tokens * ((4 + 30 / 2) * 64 + 5 * 4 * 32 / 2);
         assert_eq!(on(Mesh::builder().tensor(2), 2, regions), expected);
+        let expected = tokens * (34 * 64 + 5 * 4 * 32) / 2;
         assert_eq!(on(Mesh::builder().context(2), 2, half), expected);
         assert_eq!(on(Mesh::builder().pipeline(2), 2, half), expected);
     }

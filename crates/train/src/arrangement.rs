@@ -118,7 +118,7 @@ impl Arrangement {
         if let Some(experts) = self.tensor.as_ref().filter(|it| it.divides_experts()) {
             return Ok(experts.mesh().clone());
         }
-        let tensor = self.tensor.as_ref().map_or(1, |tensor| tensor.group().size());
+        let tensor = self.tensor.as_ref().map_or(1, |tensor| tensor.tensor_ranks());
         if let Some(pipeline) = &self.pipeline {
             return Ok(pipeline.mesh().clone());
         }
@@ -272,15 +272,7 @@ fn arrange(
         1 => None,
         _ => Some(Arc::new(ContextRanks::new(mesh.clone(), job.group_along(mesh, axis)?, method))),
     };
-    let tensor = if mesh.size(Axis::Expert) > 1 {
-        Some(Arc::new(TensorModels::of_experts(mesh.clone(), everyone)?))
-    } else if mesh.size(Axis::Tensor) > 1 {
-        let group = job.group_along(mesh, Axis::Tensor)?;
-        let models = TensorModels::of_layers(mesh.clone(), group, everyone, has_sequence_regions);
-        Some(Arc::new(models))
-    } else {
-        None
-    };
+    let tensor = TensorModels::new(mesh, everyone, has_sequence_regions)?.map(Arc::new);
     let averaged = match mesh.size(Axis::DataContext) {
         all if all == ranks => everyone.clone(),
         _ => Processes::of(Arc::new(job.along(mesh, Axis::DataContext)?)),
@@ -292,18 +284,16 @@ fn arrange(
     Ok(Arrangement { averaged, data, tensor, context, pipeline })
 }
 
-/// Fails for axes that do not work together with experts.
+/// Fails for experts that are not divided over whole tensor groups.
 fn check_experts(mesh: &Mesh) -> Result<()> {
-    let others = [Axis::Pipeline, Axis::Tensor].into_iter();
-    let other = others.filter(|_| mesh.size(Axis::Expert) > 1).find(|axis| mesh.size(*axis) > 1);
-    let Some(axis) = other else { return Ok(()) };
+    let (experts, tensor) = (mesh.size(Axis::Expert), mesh.size(Axis::Tensor));
+    if experts == 1 || experts.is_multiple_of(tensor) {
+        return Ok(());
+    }
     Err(Error::invalid_argument(format!(
-        "the mesh {mesh} has {} ranks along {axis} and divides experts along ep, which does not work together yet: leave one of \
-         them out, and use {}, {} or {} for the other ranks",
-        mesh.size(axis),
-        Axis::Replicate,
-        Axis::Shard,
-        Axis::Context
+        "the mesh {mesh} divides experts over {experts} ranks, and they are divided over whole groups of tensor ranks: take a \
+         multiple of {tensor} along {}",
+        Axis::Expert
     )))
 }
 

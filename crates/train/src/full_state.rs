@@ -119,10 +119,10 @@ impl PreparedOptimizer {
     pub fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
         let main = self.everyone().is_main_process();
         let parts = self.parts();
-        let (group, region) = (self.gather_group(), self.region());
+        let (group, regions) = (self.gather_group(), self.regions());
         let whole = Stateful::state_dict(self)?.try_map(&mut |place, tensor| {
             let whole = match parts.get(place).filter(|part| is_own(part, &tensor)) {
-                Some(part) => part.gather(&tensor, group.as_ref(), &region)?,
+                Some(part) => part.gather(&tensor, group.as_ref(), &regions)?,
                 None => tensor,
             };
             let is_kept = main || self.pipeline().is_some();

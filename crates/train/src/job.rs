@@ -63,14 +63,16 @@ impl Job {
         self.groups.as_ref().map(|groups| &groups.store)
     }
 
-    /// Returns the groups of a mesh with parts of `part` ranks. All ranks take part.
+    /// Returns the groups of a mesh with parts of `part` ranks, and those of experts if there are some. All ranks take
+    /// part.
     pub(crate) fn sharding_groups(
         &self,
         mesh: &Mesh,
         part: Option<usize>,
+        has_experts: bool,
     ) -> Result<ShardingGroups> {
         match &self.groups {
-            Some(groups) => groups.sharding(mesh, part),
+            Some(groups) => groups.sharding(mesh, part, has_experts),
             None => groups::alone(self.device),
         }
     }

@@ -34,7 +34,7 @@ use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
 use crate::sharding::{Part, ShardedModel, ShardedModels};
 use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
-use crate::tensor_parallel::{TensorModel, TensorModels};
+use crate::tensor_parallel::{TensorModel, TensorModels, expert_parts};
 
 /// A [`Model`] prepared by [`crate::Accelerator::prepare`]: on the process's device, with rank 0's initial weights, and
 /// with gradients that `backward` averages over the ranks.
@@ -224,7 +224,7 @@ impl<M> PreparedModel<M> {
             // Frozen parameters are broadcast like buffers at the start, but not again.
             context.broadcast_values(&model, &reduction.frozen, group)?;
             if context.pipeline.is_some() {
-                broadcast_all(group, &model.trainable_parameters())?;
+                context.broadcast_values(&model, &model.trainable_parameters(), group)?;
             }
             if reduction.reducer.is_none() {
                 broadcast_all(group, &model.buffers())?;
@@ -238,11 +238,11 @@ impl<M> PreparedModel<M> {
                 };
                 let divided = tensor.add(&model, &stepped, sharded.is_some())?;
                 // Ranks with other experts have other rows of everything else, whose values are already equal.
-                if !tensor.divides_experts() {
+                if let Some(layers) = tensor.layers() {
                     let mut whole = stepped;
                     whole.retain(|it| !divided.is_part(&it.tensor));
                     whole.extend(model.buffers());
-                    broadcast_all(tensor.group(), &whole)?;
+                    broadcast_all(layers, &whole)?;
                     sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
                 }
                 context
@@ -439,6 +439,12 @@ impl<M> PreparedModel<M> {
         Stepped {
             tensors: self.trainable_parameters(),
             sharder: self.sharded.as_ref().map(|it| &**it.sharder()),
+            common: self
+                .context
+                .tensor
+                .as_ref()
+                .filter(|it| it.divides_experts())
+                .and_then(|_| self.context.job.group()),
         }
     }
 
@@ -653,12 +659,6 @@ fn check_whole<M>(model: &Model<M>) -> Result<()> {
             divided.name
         ))),
     }
-}
-
-/// Returns the names of parameters of which each rank has some experts.
-fn expert_parts<M>(model: &Model<M>) -> HashSet<String> {
-    let divided = model.divided_parameters().into_iter();
-    divided.filter(|it| it.is_expert).map(|it| it.name).collect()
 }
 
 /// Fails for a model of which this rank has some stages, if the Accelerator has no pipeline.

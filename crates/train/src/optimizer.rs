@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_nn::TensorRegion;
 use brigade_optim::{DeviceScalars, Optimizer, OptimizerState, ParameterGroup};
 use brigade_torch::{DeviceExt, Error, ProcessGroup, Result, gradient, set_gradient};
 use parking_lot::Mutex;
@@ -24,7 +23,7 @@ use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
 use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry, Worlds};
-use crate::sharding::{Part, ShardedModels};
+use crate::sharding::{Part, PartRegions, ShardedModels};
 use crate::stateful::{Stateful, stateful_handle};
 use crate::tensor_parallel::TensorModels;
 
@@ -255,10 +254,9 @@ impl PreparedOptimizer {
         Ok(state.parameters.into_iter().map(|parameter| parameter.name).collect())
     }
 
-    /// Returns the tensor region with which ranks divide layers.
-    pub(crate) fn region(&self) -> TensorRegion {
-        let tensor = self.inner.tensor.as_ref();
-        tensor.map_or_else(TensorRegion::default, |it| TensorRegion::new(it.group().clone()))
+    /// Returns the ranks that have the other parts of this rank's tensors.
+    pub(crate) fn regions(&self) -> PartRegions {
+        self.inner.tensor.as_ref().map(|it| it.regions()).unwrap_or_default()
     }
 
     /// Returns the parts that this rank has of the tensors of the optimizer's state, by their places in it.
@@ -370,8 +368,7 @@ impl OptimizerInner {
         if !self.accumulator.sync_gradients() {
             return Ok(());
         }
-        let compares = |it: &&Arc<TensorModels>| self.job.debug && !it.divides_experts();
-        if let Some(tensor) = self.tensor.as_ref().filter(compares) {
+        if let Some(tensor) = self.tensor.as_ref().filter(|_| self.job.debug) {
             tensor.compare_gradients(&self.optimizer)?;
         }
         let outcome = self.step_now();

@@ -180,8 +180,16 @@ impl Pipeline {
         B: TensorTree,
         L: PipelineLoss,
     {
-        let stepped = Stepped { tensors: model.trainable_parameters(), sharder: None };
-        let alone = |_| Ok(Shares { own: 1.0, earlier: 1.0 });
+        let stepped =
+            Stepped { tensors: model.trainable_parameters(), sharder: None, common: None };
+        let alone = |weight: f64| {
+            let own = match weight {
+                _ if !L::IS_SUM => 1.0,
+                0.0 => 0.0,
+                _ => 1.0 / weight,
+            };
+            Ok(Shares { own, earlier: 1.0 })
+        };
         self.scaled_forward_backward(model, &stepped, batch, (1.0, &alone), loss)
     }
 
@@ -253,7 +261,7 @@ impl Pipeline {
         }
         let micros = cut_rows(batch, rows, self.table.micro_batches().min(rows))?;
         self.whole(|| {
-            let stepped = Stepped { tensors: Vec::new(), sharder: None };
+            let stepped = Stepped { tensors: Vec::new(), sharder: None, common: None };
             let step = Step::new(self, model, stages, micros, (rows, 1.0), &stepped);
             tch::no_grad(|| step.evaluate(value))
         })

@@ -33,7 +33,7 @@ use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId}
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
-pub(crate) use part::{Part, Writers, narrow_to};
+pub(crate) use part::{Part, PartRegions, Writers, narrow_to};
 
 use crate::job::Job;
 use crate::precision::NumericsOptions;
@@ -79,8 +79,10 @@ pub(crate) struct Layout {
 /// Assignment of experts to ranks, for holding and for writing them.
 pub(crate) struct ExpertLayout {
     pub(crate) writers: Arc<Writers>,
-    /// Axes of a checkpoint's mesh outside of `ep`, with copies of experts.
-    pub(crate) outer_axes: usize,
+    /// Placements of experts on the axes of a checkpoint's mesh but the innermost one.
+    pub(crate) placements: Vec<Placement>,
+    /// Number of axes of a checkpoint's mesh along which other parameters have copies or rows.
+    pub(crate) row_axes: usize,
 }
 
 impl ExpertLayout {
@@ -88,12 +90,12 @@ impl ExpertLayout {
     fn split(&self, placements: &mut Vec<Placement>) {
         // Without replicas and without other ranks of `dp_shard`, its axis is `ep` itself.
         let rows = placements.last().cloned();
-        placements.resize(self.outer_axes + 1, rows.unwrap_or(Placement::Replicate));
+        placements.resize(self.row_axes, rows.unwrap_or(Placement::Replicate));
     }
 }
 
 impl ShardedModels {
-    /// Makes the settings. `experts` is the number of ranks that divide the experts.
+    /// Makes the settings. `experts` is the number of ranks with other samples that divide the experts.
     pub(crate) fn new(sharding: Sharding, world_size: usize, experts: usize) -> Result<Self> {
         let mesh = sharding.mesh(world_size)?;
         let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
@@ -139,7 +141,8 @@ impl ShardedModels {
             Reshard::To(size) if !plan.sharding().strategy.keeps_parameters_whole() => Some(size),
             _ => None,
         };
-        let groups = job.sharding_groups(&self.mesh, part)?;
+        let has_experts = plan.parameters().any(|planned| planned.parameter.is_expert);
+        let groups = job.sharding_groups(&self.mesh, part, has_experts)?;
         let place = self.mesh.coordinate(job.rank(), Axis::ShardContext)?;
         let divided = model.divided_parameters().into_iter();
         let mut divided: HashMap<TensorId, TensorPart> =
@@ -155,8 +158,7 @@ impl ShardedModels {
             let is_expert = planned.parameter.is_expert;
             let part = match &layout.experts {
                 Some(experts) if is_expert => {
-                    let copies = vec![Placement::Replicate; experts.outer_axes];
-                    Some(Part::new(shape, tensor, 0, &experts.writers, copies))
+                    Some(Part::new(shape, tensor, 0, &experts.writers, experts.placements.clone()))
                 }
                 _ if planned.slot.is_whole => None,
                 _ => {

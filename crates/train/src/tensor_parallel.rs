@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::layout::{MeshAxis, Placement};
-use brigade_nn::{ExpertParallel, Model, ModelBuilder, TensorParallel};
+use brigade_nn::{
+    DividedParameter, ExpertParallel, Model, ModelBuilder, TensorParallel, TensorRegion,
+};
 use brigade_optim::Optimizer;
 use brigade_sharding::{Axis, Mesh, TensorPart, TensorPlan};
 use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, TensorId, gradient};
@@ -13,16 +15,16 @@ use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
 use crate::processes::Processes;
-use crate::sharding::{ExpertLayout, Part, Writers, parts_of_state};
+use crate::sharding::{ExpertLayout, Part, PartRegions, Writers, parts_of_state};
 
-/// Ranks that divide layers or experts, and the models of which they have parts.
+/// Ranks that divide layers, experts, or both, and the models of which they have parts.
 pub(crate) struct TensorModels {
+    /// All ranks.
     mesh: Mesh,
-    /// [`Axis::Tensor`], whose ranks have parts of layers and read the same samples, or [`Axis::Expert`], whose ranks
-    /// have some of the experts and read other samples.
-    axis: Axis,
-    /// Group of the ranks that have the other parts.
-    group: ProcessGroup,
+    /// Ranks that have the other parts of layers, and read the same samples.
+    layers: Option<ProcessGroup>,
+    /// Ranks that have the other experts: whole tensor groups, of which each reads other samples.
+    experts: Option<ProcessGroup>,
     /// Ranks with the same experts, if there are several.
     copies: Option<ProcessGroup>,
     /// `true` if each rank has a part of the sequence between divided layers.
@@ -37,57 +39,75 @@ pub(crate) struct TensorModels {
 pub(crate) struct TensorModel {
     /// The tensors that an optimizer steps, parts of parameters or shards of such parts.
     stepped: HashSet<TensorId>,
+    /// Those of experts.
+    experts: HashSet<TensorId>,
     /// Parts of this rank by all names of the tensors, if nothing else shards them.
     parts: HashMap<String, Part>,
 }
 
 impl TensorModels {
-    /// Makes the models of ranks that divide layers. `group` are the ranks that have the other parts, `everyone` all
-    /// ranks of the job.
-    pub(crate) fn of_layers(
-        mesh: Mesh,
-        group: ProcessGroup,
+    /// Makes the models of the ranks of a mesh. `None` if its ranks divide neither layers nor experts. All ranks take
+    /// part.
+    pub(crate) fn new(
+        mesh: &Mesh,
         everyone: &Processes,
         has_sequence_regions: bool,
-    ) -> Self {
-        let (everyone, models) = (everyone.clone(), Mutex::default());
-        let axis = Axis::Tensor;
-        Self { mesh, axis, group, copies: None, has_sequence_regions, everyone, models }
-    }
-
-    /// Makes the models of ranks that divide experts along a mesh of all ranks. All ranks take part.
-    pub(crate) fn of_experts(mesh: Mesh, everyone: &Processes) -> Result<Self> {
-        let group = everyone.job.group_along(&mesh, Axis::Expert)?;
-        let copies = match mesh.size(Axis::ExpertData) {
-            1 => None,
-            _ => Some(everyone.job.group_along(&mesh, Axis::ExpertData)?),
+    ) -> Result<Option<Self>> {
+        let along = |axis: Axis| {
+            let has_several = mesh.size(axis) > 1;
+            has_several.then(|| everyone.job.group_along(mesh, axis)).transpose()
         };
-        let (everyone, models) = (everyone.clone(), Mutex::default());
-        let axis = Axis::Expert;
-        Ok(Self { mesh, axis, group, copies, has_sequence_regions: false, everyone, models })
+        let (layers, experts) = (along(Axis::Tensor)?, along(Axis::Expert)?);
+        let copies = if experts.is_some() { along(Axis::ExpertData)? } else { None };
+        if layers.is_none() && experts.is_none() {
+            return Ok(None);
+        }
+        let (mesh, everyone, models) = (mesh.clone(), everyone.clone(), Mutex::default());
+        Ok(Some(Self { mesh, layers, experts, copies, has_sequence_regions, everyone, models }))
     }
 
     /// Returns the builder of a model that these ranks divide by a plan.
     pub(crate) fn of_models(&self, plan: TensorPlan) -> ModelBuilder {
-        let group = Some(self.group.clone());
-        if self.divides_experts() {
-            let tensor = TensorParallel { group: None, plan };
-            let experts = ExpertParallel { group };
-            return Model::builder().tensor_parallel(tensor).expert_parallel(experts);
-        }
         let has_regions = self.has_sequence_regions || plan.has_sequence_regions();
         let plan = plan.sequence_regions(has_regions);
-        Model::builder().tensor_parallel(TensorParallel { group, plan })
+        let builder =
+            Model::builder().tensor_parallel(TensorParallel { group: self.layers.clone(), plan });
+        match &self.experts {
+            Some(group) => builder.expert_parallel(ExpertParallel { group: Some(group.clone()) }),
+            None => builder,
+        }
     }
 
-    /// Returns `true` if each rank has some of the experts, and reads other samples.
+    /// Returns the ranks that have the other parts of layers. `None` if layers are whole.
+    pub(crate) fn layers(&self) -> Option<&ProcessGroup> {
+        self.layers.as_ref()
+    }
+
+    /// Returns the ranks that have the other experts. `None` if each rank has all experts.
+    pub(crate) fn experts(&self) -> Option<&ProcessGroup> {
+        self.experts.as_ref()
+    }
+
+    /// Returns `true` if each rank has some of the experts.
     pub(crate) fn divides_experts(&self) -> bool {
-        self.axis == Axis::Expert
+        self.experts.is_some()
     }
 
-    /// Returns the number of ranks that divide the experts; 1 if ranks divide layers.
+    /// Returns the number of ranks that divide layers.
+    pub(crate) fn tensor_ranks(&self) -> usize {
+        self.layers.as_ref().map_or(1, ProcessGroup::size)
+    }
+
+    /// Returns the number of ranks with other samples that divide the experts.
     pub(crate) fn expert_ranks(&self) -> usize {
-        if self.divides_experts() { self.group.size() } else { 1 }
+        self.experts.as_ref().map_or(1, |group| group.size() / self.tensor_ranks())
+    }
+
+    /// Returns the ranks that have the other parts of tensors.
+    pub(crate) fn regions(&self) -> PartRegions {
+        let region =
+            |group: &Option<ProcessGroup>| group.clone().map(TensorRegion::new).unwrap_or_default();
+        PartRegions { layers: region(&self.layers), experts: region(&self.experts) }
     }
 
     /// Returns the ranks with the same experts. `None` if there are no others.
@@ -100,56 +120,54 @@ impl TensorModels {
         &self.mesh
     }
 
-    /// Returns the mesh of all ranks, given the mesh of those over which gradients are averaged.
+    /// Returns the mesh of all ranks, or those of a stage, given the mesh of those over which gradients are averaged.
     pub(crate) fn mesh_with(&self, averaged: &Mesh) -> Result<Mesh> {
-        let ranks = averaged.world_size() * self.group.size();
+        let tensor = self.tensor_ranks();
         let builder = Mesh::builder().replicate(averaged.size(Axis::Replicate));
-        Ok(builder.shard(averaged.size(Axis::Shard)).tensor(self.group.size()).build(ranks)?)
+        let builder = builder.shard(averaged.size(Axis::Shard)).tensor(tensor);
+        Ok(builder.build(averaged.world_size() * tensor)?)
     }
 
-    /// Returns the mesh of all ranks in which the innermost axis, `tp`, has the parts, and the other axes have copies.
-    /// Models are sharded as on the mesh `sharded`, or not at all.
-    fn grid(&self, sharded: Option<&Mesh>) -> Result<Mesh> {
-        let copies = if self.divides_experts() { Axis::ExpertData } else { Axis::DataContext };
-        let copies = self.mesh.size(copies);
-        match sharded {
-            Some(sharded) if self.divides_experts() => {
-                let parts = self.group.size();
-                let builder = Mesh::builder().replicate(sharded.size(Axis::Replicate));
-                let builder = builder.shard(sharded.size(Axis::Shard) / parts).tensor(parts);
-                Ok(builder.build(sharded.world_size())?)
-            }
-            Some(sharded) => self.mesh_with(sharded),
-            None => self.mesh_with(&Mesh::builder().replicate(copies).build(copies)?),
-        }
+    /// Returns the writers of parts of which there are `parts`, on neighbouring ranks, and `copies` of each.
+    fn writers(&self, copies: usize, parts: usize) -> Result<Arc<Writers>> {
+        let mesh = Mesh::builder().replicate(copies).tensor(parts).build(copies * parts)?;
+        let rank = self.everyone.process_index();
+        // The ranks of a stage follow each other.
+        Writers::new(&mesh, rank - rank % mesh.world_size())
     }
 
     /// Returns the assignment of experts to ranks, and to writers of checkpoints, for models that are sharded on a
-    /// mesh. `None` if ranks divide layers.
-    pub(crate) fn expert_layout(&self, sharded: &Mesh) -> Result<Option<ExpertLayout>> {
-        if !self.divides_experts() {
-            return Ok(None);
-        }
-        let writers = Writers::new(&self.grid(None)?, 0)?;
-        Ok(Some(ExpertLayout { writers, outer_axes: self.axes(Some(sharded))?.len() - 1 }))
+    /// mesh, or not at all. `None` if every rank has all experts.
+    pub(crate) fn expert_layout(&self, sharded: Option<&Mesh>) -> Result<Option<ExpertLayout>> {
+        let Some(experts) = &self.experts else { return Ok(None) };
+        let writers = self.writers(self.mesh.size(Axis::ExpertData), experts.size())?;
+        let axes = self.axes(sharded);
+        let (divided, copied): (Vec<_>, Vec<_>) = axes
+            .iter()
+            .partition(|it| [Axis::Expert, Axis::Tensor].iter().any(|axis| it.name == axis.name()));
+        let mut placements = vec![Placement::Replicate; copied.len()];
+        // A part adds its innermost axis.
+        placements.resize(copied.len() + divided.len() - 1, Placement::Shard(0));
+        let row_axes = axes.len() - usize::from(self.layers.is_some());
+        Ok(Some(ExpertLayout { writers, placements, row_axes }))
     }
 
-    /// Returns the mesh axes on which checkpoints place the ranks' parts.
-    pub(crate) fn axes(&self, sharded: Option<&Mesh>) -> Result<Vec<MeshAxis>> {
-        let mut axes = self.grid(sharded)?.axes();
-        if let Some(parts) = axes.iter_mut().find(|axis| axis.name == Axis::Tensor.name()) {
-            self.axis.name().clone_into(&mut parts.name);
-        }
-        Ok(axes)
-    }
-
-    /// Returns the name of the kind of parallelism, for messages.
-    fn kind(&self) -> &'static str {
-        if self.divides_experts() { "expert" } else { "tensor" }
-    }
-
-    pub(crate) fn group(&self) -> &ProcessGroup {
-        &self.group
+    /// Returns the mesh axes on which checkpoints place the ranks' parts. Those that divide experts are `ep`, unless
+    /// they are the ranks that divide layers, and both where there are more of them.
+    pub(crate) fn axes(&self, sharded: Option<&Mesh>) -> Vec<MeshAxis> {
+        let experts = self.expert_ranks();
+        let (replicate, shard) = match sharded {
+            Some(mesh) => (mesh.size(Axis::Replicate), mesh.size(Axis::Shard) / experts),
+            None => (self.mesh.size(Axis::DataContext) / experts, 1),
+        };
+        let axes = [
+            (Axis::Replicate, replicate),
+            (Axis::Shard, shard),
+            (Axis::Expert, experts),
+            (Axis::Tensor, self.tensor_ranks()),
+        ];
+        let used = axes.into_iter().filter(|(_, size)| *size > 1);
+        used.map(|(axis, size)| MeshAxis { name: axis.name().to_owned(), size }).collect()
     }
 
     pub(crate) fn everyone(&self) -> &Processes {
@@ -168,14 +186,28 @@ impl TensorModels {
         };
         let own: Vec<String> = model.parameters().iter().map(described).collect();
         // Ranks without tensor parallelism take part, so that no rank waits for one that has an error.
-        let ranks = if self.divides_experts() {
-            model.expert_parallel().map(ExpertParallel::ranks)
-        } else {
-            model.tensor_parallel().map(TensorParallel::ranks)
-        };
-        let kind = self.kind();
-        let all: Vec<(Option<usize>, Vec<String>)> = self.group.all_gather_object(&(ranks, own))?;
-        let (ranks, own) = &all[self.group.rank()];
+        let tensor = model.tensor_parallel().map(TensorParallel::ranks);
+        let experts = model.expert_parallel().map(ExpertParallel::ranks);
+        let kinds = [("tensor", &self.layers, tensor), ("expert", &self.experts, experts)];
+        for (kind, group, ranks) in kinds {
+            if let Some(group) = group {
+                self.check_over(group, kind, ranks, &own)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a model was built for a group of ranks, and alike on all of them: `own` are its parameters.
+    fn check_over(
+        &self,
+        group: &ProcessGroup,
+        kind: &str,
+        ranks: Option<usize>,
+        own: &[String],
+    ) -> Result<()> {
+        let all: Vec<(Option<usize>, Vec<String>)> =
+            group.all_gather_object(&(ranks, own.to_vec()))?;
+        let (ranks, own) = &all[group.rank()];
         let Some(ranks) = ranks else {
             return Err(Error::invalid_argument(format!(
                 "the ranks divide {} (mesh {}), and the model was built whole: build it by \
@@ -185,11 +217,11 @@ impl TensorModels {
                 self.mesh
             )));
         };
-        if *ranks != self.group.size() {
+        if *ranks != group.size() {
             return Err(Error::invalid_argument(format!(
                 "the model was built for {ranks} {kind} ranks, and this job has {}: build it by \
                  `Accelerator::parallel().model` of this Accelerator",
-                self.group.size()
+                group.size()
             )));
         }
         let mut others = all.iter().enumerate();
@@ -210,7 +242,7 @@ impl TensorModels {
             return Err(Error::invalid_argument(format!(
                 "the models of {kind} ranks {} and {rank} differ, and nothing was prepared: {difference}; build the same \
                  model with the same plan on every rank",
-                self.group.rank()
+                group.rank()
             )));
         }
         Ok(())
@@ -225,24 +257,33 @@ impl TensorModels {
         is_sharded: bool,
     ) -> Result<Arc<TensorModel>> {
         let divided = model.divided_parameters().into_iter();
-        let divided: HashMap<String, TensorPart> = divided.map(|it| (it.name, it.part)).collect();
+        let divided: HashMap<String, DividedParameter> =
+            divided.map(|it| (it.name.clone(), it)).collect();
         let mut parts = HashMap::new();
         if !is_sharded {
-            let mesh = self.grid(None)?;
-            let rank = self.everyone.process_index();
-            let writers = Writers::new(&mesh, rank - rank % mesh.world_size())?;
-            let averaged_axes = usize::from(mesh.size(Axis::Data) > 1);
+            let copies = self.mesh.size(Axis::DataContext);
+            let writers = self.writers(copies, self.tensor_ranks())?;
+            let copied = vec![Placement::Replicate; self.axes(None).len().saturating_sub(1)];
+            let experts = self.expert_layout(None)?;
             for (name, _) in model.state_dict() {
                 let first = model.parameter_name(&name).unwrap_or_default();
-                let Some(part) = divided.get(first) else { continue };
-                let placements = vec![Placement::Replicate; averaged_axes];
+                let Some(DividedParameter { part, is_expert, .. }) = divided.get(first) else {
+                    continue;
+                };
+                let (writers, placements) = match experts.as_ref().filter(|_| *is_expert) {
+                    Some(experts) => (&experts.writers, &experts.placements),
+                    None => (&writers, &copied),
+                };
                 let (own, part) = (part.own_shape(), Some(part.clone()));
-                parts.insert(name, Part::new(own, part, 0, &writers, placements));
+                parts.insert(name, Part::new(own, part, 0, writers, placements.clone()));
             }
         }
-        let is_part = |it: &&NamedTensor| divided.contains_key(&it.name);
-        let stepped = stepped.iter().filter(is_part).map(|it| TensorId::of(&it.tensor)).collect();
-        let model = Arc::new(TensorModel { stepped, parts });
+        let ids = |is_wanted: &dyn Fn(&DividedParameter) -> bool| {
+            let wanted = |it: &&NamedTensor| divided.get(&it.name).is_some_and(is_wanted);
+            stepped.iter().filter(wanted).map(|it| TensorId::of(&it.tensor)).collect()
+        };
+        let (experts, stepped) = (ids(&|it| it.is_expert), ids(&|_| true));
+        let model = Arc::new(TensorModel { stepped, experts, parts });
         let mut models = self.models.lock();
         models.retain(|known| known.strong_count() > 0);
         models.push(Arc::downgrade(&model));
@@ -253,10 +294,13 @@ impl TensorModels {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns `true` if this rank has a part of a tensor that an optimizer steps, and the other ranks of its group
-    /// have other parts.
-    pub(crate) fn is_part(&self, stepped: TensorId) -> bool {
-        self.models().iter().any(|model| model.stepped.contains(&stepped))
+    /// Returns the axis whose ranks have the other parts of a tensor that an optimizer steps: [`Axis::Tensor`] or
+    /// [`Axis::Expert`]. `None` if this rank has all of it.
+    pub(crate) fn divided_along(&self, stepped: TensorId) -> Option<Axis> {
+        let models = self.models();
+        let model = models.iter().find(|model| model.stepped.contains(&stepped))?;
+        let is_expert = model.experts.contains(&stepped);
+        Some(if is_expert { Axis::Expert } else { Axis::Tensor })
     }
 
     /// Returns this rank's parts of an optimizer's states, by their places in its state, if nothing else spreads them.
@@ -273,28 +317,31 @@ impl TensorModels {
         if !steps_parts || optimizer.is_elementwise() {
             return Ok(());
         }
+        let (kind, ranks) = match (&self.layers, &self.experts) {
+            (None, Some(experts)) => ("expert", experts.size()),
+            _ => ("tensor", self.tensor_ranks()),
+        };
         Err(Error::invalid_argument(format!(
-            "{} needs whole parameters, and each of {} {} ranks has a part: use a rule whose steps depend on one \
+            "{} needs whole parameters, and each of {ranks} {kind} ranks has a part: use a rule whose steps depend on one \
              element alone, such as AdamW or SGD",
-            optimizer.rule_name(),
-            self.group.size(),
-            self.kind()
+            optimizer.rule_name()
         )))
     }
 
-    /// Compares the gradients of parameters that every rank of the group has whole, in debug mode. All of them take
+    /// Compares the gradients of parameters that every rank of a tensor group has whole, in debug mode. All of them take
     /// part.
     pub(crate) fn compare_gradients(&self, optimizer: &Optimizer) -> Result<()> {
+        let Some(group) = &self.layers else { return Ok(()) };
         let sums = optimizer.with_parameters(|stepped| {
             let sum = |parameter: &Tensor| -> Result<Option<u64>> {
-                let is_whole = !self.is_part(TensorId::of(parameter));
+                let is_whole = self.divided_along(TensorId::of(parameter)).is_none();
                 let found = gradient(parameter)?.filter(|_| is_whole);
                 let sum = found.map(|it| it.f_sum(Kind::Double)?.f_double_value(&[]));
                 Ok(sum.transpose()?.map(f64::to_bits))
             };
             stepped.iter().map(|it| sum(it)).collect::<Result<Vec<_>>>()
         })?;
-        let all: Vec<Vec<Option<u64>>> = self.group.all_gather_object(&sums)?;
+        let all: Vec<Vec<Option<u64>>> = group.all_gather_object(&sums)?;
         for (rank, theirs) in all.iter().enumerate() {
             let Some(place) = sums.iter().zip(theirs).position(|(own, theirs)| own != theirs)
             else {
@@ -306,7 +353,7 @@ impl TensorModels {
                 "the gradient of `{name}`, which every rank has whole, differs between tensor ranks {} and {rank}: a \
                  module between divided layers computes other values on them, such as one that draws \
                  separate random numbers",
-                self.group.rank()
+                group.rank()
             )));
         }
         Ok(())
@@ -322,7 +369,11 @@ impl TensorModels {
 
     /// Returns the name of what the ranks divide, for messages.
     fn divided(&self) -> &'static str {
-        if self.divides_experts() { "experts" } else { "layers" }
+        match (&self.layers, &self.experts) {
+            (Some(_), Some(_)) => "layers and experts",
+            (None, Some(_)) => "experts",
+            _ => "layers",
+        }
     }
 }
 
@@ -339,6 +390,12 @@ impl TensorModel {
     fn is_stepped_by(&self, optimizer: &Optimizer) -> bool {
         optimizer.with_parameters(|stepped| stepped.iter().any(|tensor| self.is_part(tensor)))
     }
+}
+
+/// Returns the names of parameters of which each rank has some experts.
+pub(crate) fn expert_parts<M>(model: &Model<M>) -> HashSet<String> {
+    let divided = model.divided_parameters().into_iter();
+    divided.filter(|it| it.is_expert).map(|it| it.name).collect()
 }
 
 impl fmt::Debug for TensorModels {

@@ -195,17 +195,7 @@ pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigEr
         check_pipeline(layers, stages, settings.micro_batches.map(NonZeroUsize::get))
             .map_err(|fault| ConfigError::Contradiction(format!("{source}: {fault}")))?;
     }
-    let experts = settings.expert.map_or(1, NonZeroUsize::get);
-    if !left.is_multiple_of(experts) {
-        let source = layers.source(EXPERT).map(ToString::to_string).unwrap_or_default();
-        let others = ranks.all / left;
-        return Err(ConfigError::Contradiction(format!(
-            "{source}: {experts} expert ranks do not divide the {left} ranks that read other samples: start {} or {} ranks, \
-             or take other expert ranks",
-            (left / experts).max(1) * experts * others,
-            (left / experts + 1) * experts * others
-        )));
-    }
+    check_experts(layers, ranks.all / stages, stages)?;
     let Some(Sharding { strategy, .. }) =
         layers.settings.sharding.as_ref().and_then(|it| it.0.as_ref())
     else {
@@ -218,6 +208,36 @@ pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigEr
             Err(ConfigError::Contradiction(format!("{source}: {fault}")))
         }
     }
+}
+
+/// Checks that the `all` ranks of each of `stages` stages can divide the experts between them.
+fn check_experts(layers: &Layer, all: usize, stages: usize) -> Result<(), ConfigError> {
+    let of = |ranks: Option<NonZeroUsize>| ranks.map_or(1, NonZeroUsize::get);
+    let settings = &layers.settings;
+    let (experts, tensor) = (of(settings.expert), of(settings.tensor));
+    if experts == 1 {
+        return Ok(());
+    }
+    let source = layers.source(EXPERT).map(ToString::to_string).unwrap_or_default();
+    if !experts.is_multiple_of(tensor) {
+        return Err(ConfigError::Contradiction(format!(
+            "{source}: {experts} expert ranks are not whole groups of {tensor} tensor ranks: take a multiple of {tensor}"
+        )));
+    }
+    if all.is_multiple_of(experts) {
+        return Ok(());
+    }
+    // Ranks that read the same samples are not separated.
+    let same = tensor.saturating_mul(of(settings.context));
+    let multiples = (1..=same).map(|count| experts.saturating_mul(count));
+    let group = multiples.into_iter().find(|ranks| ranks.is_multiple_of(same)).unwrap_or(experts);
+    Err(ConfigError::Contradiction(format!(
+        "{source}: {experts} expert ranks do not divide the {all} ranks of {}: start {} or {} ranks, or take other expert \
+         ranks",
+        if stages > 1 { "a stage" } else { "the job" },
+        (all / group).max(1) * group * stages,
+        (all / group + 1) * group * stages
+    )))
 }
 
 /// Checks that the schedule of a pipeline of `ranks` ranks can run this number of micro-batches.

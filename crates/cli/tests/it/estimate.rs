@@ -432,7 +432,8 @@ fn layers_sequences_and_stages_that_ranks_divide() {
     // Keys and values of half of the heads.
     assert_eq!(sent(&found, "cp", "forward"), [(8 * 16, 8 * 16 * hidden)]);
     let regions = of(&["--fused-attention", "--seq-len", "4096", "--sequence-parallel"]);
-    assert_eq!(none(&regions, "activations"), none(&whole, "activations") / 4);
+    // Of 17 numbers tensor ranks divide 15, and keep two whole.
+    assert_eq!(none(&regions, "activations"), none(&whole, "activations") / 4 * 2 / 34 * 19);
     let bytes = |answer: &Value, axis: &str| -> u64 {
         ["forward", "backward"]
             .iter()

@@ -332,16 +332,22 @@ fn expert_ranks_are_said_to_rust_programs() {
     let said = |words: &[&str]| work.rank("BRIGADE_EXPERT", None, words).0;
     assert_eq!(said(&["--nproc=2"]), None);
     assert_eq!(said(&["--nproc=4", "--expert=2"]), Some("2".to_owned()));
+    assert_eq!(said(&["--nproc=6", "--tensor=2", "--expert=2"]), Some("2".to_owned()));
+    assert_eq!(said(&["--nproc=4", "--context=2", "--expert=4"]), Some("4".to_owned()));
     let of_megatron = ["--use-megatron-lm", "--megatron-lm-expert-model-parallel-size=2"];
     assert_eq!(said(&[&["--nproc=4"], &of_megatron[..]].concat()), Some("2".to_owned()));
     for (words, expected) in [
         (
             &["--nproc=3", "--expert=2", "env"][..],
-            "brigade: flag --expert: 2 expert ranks do not divide the 3 ranks that read other samples: start 2 or 4 ranks",
+            "brigade: flag --expert: 2 expert ranks do not divide the 3 ranks of the job: start 2 or 4 ranks",
         ),
         (
-            &["--nproc=6", "--tensor=2", "--expert=2", "env"],
-            "brigade: flag --expert: 2 expert ranks do not divide the 3 ranks that read other samples: start 4 or 8 ranks",
+            &["--nproc=6", "--tensor=2", "--expert=4", "env"],
+            "brigade: flag --expert: 4 expert ranks do not divide the 6 ranks of the job: start 4 or 8 ranks",
+        ),
+        (
+            &["--nproc=8", "--tensor=4", "--expert=2", "env"],
+            "brigade: flag --expert: 2 expert ranks are not whole groups of 4 tensor ranks: take a multiple of 4",
         ),
         (
             &["--nproc=2", "--expert=2", "train.py"],

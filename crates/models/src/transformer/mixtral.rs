@@ -200,7 +200,8 @@ impl LayerGroups for Mixtral {
 }
 
 impl TensorParallelPlan for Mixtral {
-    /// Divides attention by heads, and the embedding by the vocabulary. Every rank of the tensor group has all experts.
+    /// Divides attention by heads, and the embedding by the vocabulary. Every rank of the tensor group has all experts, or
+    /// some of them with expert parallelism.
     fn tensor_plan() -> TensorPlan {
         TensorPlan::new()
             .vocabulary("*embed_tokens.weight")

@@ -12,7 +12,8 @@
 //! `regions::all_to_all_rows`. It scales gradients in both directions, so that the gradient of an expert is that of the
 //! mean loss of its group, and a plain average over the ranks with the same experts gives the gradient
 //! (`Reduction::experts`: a reducer of its own; with sharding, a parameter that stays whole). If a rank has no rows at
-//! all, an expert computes an empty product, so that all ranks send the same messages in backward. Blocks return the
+//! all, an expert computes an empty product, so that all ranks send the same messages in backward. Ranks of a tensor
+//! group have the same tokens, of which each sends a part (`routed_in_parts`); all of them compute the router. Blocks return the
 //! logits of routers beside their output (`Block::forward_routed`), so that a unit's hooks get both.
 //!
 //! In files each expert has tensors of its own. `WeightsReader::stack` presents several of them as one tensor, whose
@@ -24,7 +25,8 @@ mod router;
 
 use std::borrow::Borrow;
 
-use brigade_torch::{Error, Result, linear};
+use brigade_torch::regions::{gather_from_region, scatter_to_region};
+use brigade_torch::{Error, ProcessGroup, Result, linear};
 use parking_lot::Mutex;
 use tch::{Kind, TchError, Tensor};
 
@@ -65,7 +67,9 @@ use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Traini
 /// ```
 ///
 /// With [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel) each rank of a group has a range of the
-/// experts; tokens are sent to the ranks that have their experts, and the results are sent back.
+/// experts; tokens are sent to the ranks that have their experts, and the results are sent back. With
+/// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel) as well, each expert is whole on its rank, and
+/// each rank of a tensor group sends a part of their tokens, so that no token is computed twice.
 #[derive(Debug)]
 pub struct Experts {
     router: Router,
@@ -95,8 +99,8 @@ pub struct ExpertsOptions {
     pub normalize: bool,
     /// Capacity factor: the maximum number of tokens of an expert, relative to an even distribution. First choices take
     /// precedence over second ones; within these, tokens are taken in their order. An expert adds nothing to tokens
-    /// beyond its capacity (they are dropped). With expert parallelism the capacity applies to the tokens of each rank
-    /// separately. Defaults to none: no token is dropped.
+    /// beyond its capacity (they are dropped). With expert parallelism the capacity applies to the tokens that each rank
+    /// sends separately. Defaults to none: no token is dropped.
     pub capacity_factor: Option<f64>,
     /// Intermediate size of a shared expert, through which all tokens pass in addition to their experts. Defaults to
     /// none.
@@ -125,7 +129,7 @@ impl Default for ExpertsOptions {
     }
 }
 
-/// Load of the experts in one forward, for this rank's tokens.
+/// Load of the experts in one forward, for the tokens that this rank sends to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertLoad {
     /// Number of tokens that each expert computed, for all experts.
@@ -156,7 +160,9 @@ impl Experts {
         let shared = options.shared_intermediate_size.map(|inner| {
             SharedExperts::new(&(path / "shared_experts"), hidden, inner, options.activation)
         });
-        let exchange = path.expert_group().map(|group| Exchange::new(group, experts));
+        let region = path.tensor_region();
+        let tensor_ranks = region.group().map_or(1, ProcessGroup::size);
+        let exchange = path.expert_group().map(|group| Exchange::new(group, experts, tensor_ranks));
         Self {
             router,
             gate_up,
@@ -167,7 +173,7 @@ impl Experts {
             hidden,
             training: path.training(),
             context: path.layer(),
-            region: path.tensor_region(),
+            region,
             load: Mutex::default(),
         }
     }
@@ -221,26 +227,52 @@ impl Experts {
             tokens = tokens.f_mul(&factors)?;
         }
         let routing = self.router.forward(&tokens)?;
-        let mut output = self.routed(&tokens, &routing)?;
+        let parts = self.region.group().filter(|_| self.exchange.is_some());
+        let mut output = match parts {
+            Some(group) => self.routed_in_parts(group, &tokens, &routing)?,
+            None => self.routed(&tokens, &routing.weights, &routing.experts)?,
+        };
         if let Some(shared) = &self.shared {
             output = output.f_add(&shared.forward(&tokens)?)?;
         }
         Ok((output.f_reshape(input.size())?, routing))
     }
 
-    fn routed(&self, tokens: &Tensor, routing: &Routing) -> Result<Tensor> {
+    /// Computes tokens that are equal on all ranks of a tensor group, of which each rank sends a part to the experts.
+    fn routed_in_parts(
+        &self,
+        group: &ProcessGroup,
+        tokens: &Tensor,
+        routing: &Routing,
+    ) -> Result<Tensor> {
+        let (count, ranks) = (tokens.size()[0], group.size() as i64);
+        let most = (count + ranks - 1) / ranks;
+        let start = (most * group.rank() as i64).min(count);
+        let own = most.min(count - start);
+        let part = |values: &Tensor| -> Result<Tensor> {
+            let padded = values.f_constant_pad_nd([0, 0, 0, most * ranks - count])?;
+            Ok(scatter_to_region(group, &padded, 0)?.f_narrow(0, 0, own)?)
+        };
+        let experts = routing.experts.f_narrow(0, start, own)?;
+        let output = self.routed(&part(tokens)?, &part(&routing.weights)?, &experts)?;
+        let padded = output.f_constant_pad_nd([0, 0, 0, most - own])?;
+        Ok(gather_from_region(group, &padded, 0)?.f_narrow(0, 0, count)?)
+    }
+
+    /// Computes tokens with the experts that are chosen for them, and their weights.
+    fn routed(&self, tokens: &Tensor, weights: &Tensor, experts: &Tensor) -> Result<Tensor> {
         let (count, chosen) = (tokens.size()[0], self.options.experts_per_token);
-        let experts = self.options.experts;
+        let all_experts = self.options.experts;
         // First choices before second ones; sorted by expert, with the order kept within an expert.
-        let by_choice = routing.experts.f_transpose(0, 1)?.f_reshape([-1])?;
+        let by_choice = experts.f_transpose(0, 1)?.f_reshape([-1])?;
         let mut order = by_choice.f_argsort_stable(true, 0, false)?;
         // The only wait for a GPU; `bincount` would be a second one.
-        let wanted = Tensor::f_zeros([experts], (Kind::Int64, tokens.device()))?;
+        let wanted = Tensor::f_zeros([all_experts], (Kind::Int64, tokens.device()))?;
         let wanted = wanted.f_scatter_add(0, &by_choice, &by_choice.f_ones_like()?)?;
         let wanted = Vec::<i64>::try_from(wanted)?;
         let mut taken = wanted.clone();
         if let Some(factor) = self.options.capacity_factor {
-            let even = factor * (count * chosen) as f64 / experts as f64;
+            let even = factor * (count * chosen) as f64 / all_experts as f64;
             // Not more than the number of choices, so that it fits into an i64.
             let capacity = even.ceil().min((count * chosen) as f64) as i64;
             taken.iter_mut().for_each(|tokens| *tokens = (*tokens).min(capacity));
@@ -271,8 +303,8 @@ impl Experts {
         let options = (computed.f_kind()?, computed.device());
         let all = Tensor::f_zeros([count * chosen, self.hidden], options)?;
         let all = all.f_index_copy(0, &order, &computed)?.f_view([chosen, count, self.hidden])?;
-        let all = all.f_to_kind(routing.weights.f_kind()?)?;
-        let weights = routing.weights.f_transpose(0, 1)?.f_unsqueeze(2)?;
+        let all = all.f_to_kind(weights.f_kind()?)?;
+        let weights = weights.f_transpose(0, 1)?.f_unsqueeze(2)?;
         let mut sum = all.f_get(0)?.f_mul(&weights.f_get(0)?)?;
         for choice in 1..chosen {
             sum = sum.f_add(&all.f_get(choice)?.f_mul(&weights.f_get(choice)?)?)?;

@@ -107,7 +107,8 @@ impl Accelerator {
         let window = WeightedWindow { weight, divisor: Tensor::from(1.0) };
         *state.weighted() = Some(window).filter(|_| L::IS_SUM && !state.sync_gradients());
         if state.sync_gradients() && stepped.sharder.is_none() {
-            pipeline.average(model.inner(), averaged)?;
+            let copies = gradients.tensor.as_ref().and_then(|it| it.copies());
+            pipeline.average(model.inner(), averaged, copies)?;
         }
         Ok(found)
     }

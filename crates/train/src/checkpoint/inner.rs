@@ -101,7 +101,7 @@ impl Inner {
     pub(super) fn mesh(&self) -> Option<Vec<MeshAxis>> {
         let sharded = self.sharded.as_ref().map(|sharded| sharded.mesh());
         let of_stage = match &self.tensor {
-            Some(tensor) => tensor.axes(sharded).ok(),
+            Some(tensor) => Some(tensor.axes(sharded)),
             None => sharded.map(Mesh::axes),
         };
         let Some(pipeline) = &self.pipeline else { return of_stage };

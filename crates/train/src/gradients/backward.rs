@@ -60,8 +60,8 @@ impl Gradients {
             group.check_backward(finite)?;
         }
         if self.processes.job.debug {
-            if let Some(tensor) = self.tensor.as_ref().filter(|it| !it.divides_experts()) {
-                compare_losses(loss, tensor.group(), "tensor")?;
+            if let Some(group) = self.tensor.as_ref().and_then(|it| it.layers()) {
+                compare_losses(loss, group, "tensor")?;
             }
             if let Some(context) = &self.context {
                 compare_losses(loss, context.group(), "context")?;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use brigade_sharding::Axis;
 use brigade_torch::{ProcessGroup, Result, TensorId, gradient, gradients};
 use tch::{Device, Kind, Tensor};
 
@@ -11,8 +12,8 @@ use crate::tensor_parallel::TensorModels;
 
 /// Returns the norm of the parameters' gradients, the same on all ranks, which take part. This rank may have only a
 /// part of a parameter: rows of a sharded one, a part of one that tensor ranks divide, or rows of such a part. Each
-/// whole gradient is counted once. Takes one message for shards, one for tensor parts, and two for shards of such
-/// parts.
+/// whole gradient is counted once. Takes one message for shards, one for tensor parts, two for shards of such parts, and
+/// one for experts.
 pub(super) fn norm(
     sharded: Option<&ShardedModels>,
     tensor: Option<&TensorModels>,
@@ -40,22 +41,30 @@ pub(super) fn norm(
     }
     // The shards of an offloaded model are in the host's memory, while its group sends from the device.
     let of_rows = models.first().map(|it| (&it.sharder().groups().gather, it.device()));
-    let of_parts = tensor.map(|it| (it.group(), it.everyone().device()));
+    let of_parts = |axis: Option<Axis>| {
+        let tensor = tensor?;
+        let group = match axis? {
+            Axis::Expert => tensor.experts()?,
+            _ => tensor.layers()?,
+        };
+        Some((group, tensor.everyone().device()))
+    };
+    let (layers, experts) = (Some(Axis::Tensor), Some(Axis::Expert));
     let mut sum: Option<Tensor> = None;
-    for (over_rows, over_parts) in [(true, false), (false, false), (true, true), (false, true)] {
-        let groups: Vec<(&ProcessGroup, Device)> = [(over_rows, of_rows), (over_parts, of_parts)]
-            .into_iter()
-            .filter_map(|(is_over, group)| group.filter(|_| is_over))
-            .collect();
-        if groups.len() != usize::from(over_rows) + usize::from(over_parts) {
+    for (over_rows, axis) in
+        [(true, None), (false, None), (true, layers), (false, layers), (false, experts)]
+    {
+        let groups: Vec<(&ProcessGroup, Device)> =
+            of_rows.filter(|_| over_rows).into_iter().chain(of_parts(axis)).collect();
+        if groups.len() != usize::from(over_rows) + usize::from(axis.is_some()) {
             continue;
         }
         let belongs = |parameter: &&Tensor| {
             let id = TensorId::of(parameter);
-            let is_part = tensor.is_some_and(|tensor| tensor.is_part(id));
+            let divided = tensor.and_then(|tensor| tensor.divided_along(id));
             // A parameter of several stages is counted by the first rank that has it.
             let is_own = pipeline.is_none_or(|it| !it.is_counted_before(parameter));
-            is_own && (rows.contains(&id), is_part) == (over_rows, over_parts)
+            is_own && (rows.contains(&id), divided) == (over_rows, axis)
         };
         let chosen: Vec<Tensor> =
             parameters.iter().filter(belongs).map(Tensor::shallow_clone).collect();

@@ -29,8 +29,9 @@ struct Connected {
     world: ProcessGroup,
     /// Group of this host's ranks, if there are several hosts.
     host: Option<ProcessGroup>,
-    /// Groups of sharded models, made for the first of them, with their mesh and the number of ranks of a part.
-    sharding: Mutex<Option<(Mesh, Option<usize>, ShardingGroups)>>,
+    /// Groups of sharded models, made for the first of them, with their mesh, the number of ranks of a part, and `true`
+    /// if there are experts.
+    sharding: Mutex<Option<((Mesh, Option<usize>, bool), ShardingGroups)>>,
 }
 
 impl Groups {
@@ -107,16 +108,22 @@ impl Groups {
         self.current.read().host.clone()
     }
 
-    /// Returns the groups of a mesh with parts of `part` ranks. They are made at the first call. All ranks take part.
-    pub(crate) fn sharding(&self, mesh: &Mesh, part: Option<usize>) -> Result<ShardingGroups> {
+    /// Returns the groups of a mesh with parts of `part` ranks, and those of experts if there are some. They are made at
+    /// the first call. All ranks take part.
+    pub(crate) fn sharding(
+        &self,
+        mesh: &Mesh,
+        part: Option<usize>,
+        has_experts: bool,
+    ) -> Result<ShardingGroups> {
         let current = self.current.read();
         let mut known = current.sharding.lock();
-        let same = |(of, size, _): &&(Mesh, Option<usize>, _)| (of, *size) == (mesh, part);
-        if let Some((.., groups)) = known.as_ref().filter(same) {
+        let wanted = (mesh.clone(), part, has_experts);
+        if let Some((_, groups)) = known.as_ref().filter(|(known, _)| *known == wanted) {
             return Ok(groups.clone());
         }
-        let groups = sharding_groups(&current.world, mesh, part)?;
-        *known = Some((mesh.clone(), part, groups.clone()));
+        let groups = sharding_groups(&current.world, mesh, part, has_experts)?;
+        *known = Some((wanted, groups.clone()));
         Ok(groups)
     }
 }
@@ -161,6 +168,7 @@ fn sharding_groups(
     world: &ProcessGroup,
     mesh: &Mesh,
     part: Option<usize>,
+    has_experts: bool,
 ) -> Result<ShardingGroups> {
     let own = |axis: Axis| along(world, mesh, axis);
     let axis = Axis::ShardContext;
@@ -169,7 +177,7 @@ fn sharding_groups(
         reduce: own(Axis::ShardContext)?,
         replicas: (mesh.size(Axis::Replicate) > 1).then(|| own(Axis::Replicate)).transpose()?,
         parts: part.map(|size| one_of(world, mesh, axis, mesh.parts(axis, size)?)).transpose()?,
-        experts: (mesh.size(Axis::Expert) > 1 && mesh.size(Axis::ExpertData) > 1)
+        experts: (has_experts && mesh.size(Axis::ExpertData) > 1)
             .then(|| own(Axis::ExpertData))
             .transpose()?,
     })

@@ -29,11 +29,10 @@ impl ModelContext {
         }
         let data = models.mesh();
         let tensor = self.tensor.as_ref();
-        let all = tensor.filter(|it| !it.divides_experts());
-        let all = all.map_or(Ok(data.clone()), |tensor| tensor.mesh_with(data))?;
+        let all = tensor.map_or(Ok(data.clone()), |tensor| tensor.mesh_with(data))?;
         let rank = self.everyone().process_index();
         let writers = Writers::new(&all, rank - rank % all.world_size())?;
-        let experts = tensor.map_or(Ok(None), |tensor| tensor.expert_layout(data))?;
+        let experts = tensor.map_or(Ok(None), |tensor| tensor.expert_layout(Some(data)))?;
         let sharded = models.shard(model, plan, &self.job, &Layout { writers, experts })?;
         sharded.set_deferred_values(model, &Processes::of(Arc::clone(&self.job)))?;
         if let Some(group) = self.job.group() {

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use brigade_checkpoint::{TensorInfo, TensorReader, WeightsReader};
-use brigade_nn::{LoadReport, Model, TensorRegion, part_reads, weights};
+use brigade_nn::{LoadReport, Model, part_reads, weights};
 use brigade_torch::{Error, Result, TensorId, TensorRead, dtype_of};
 use tch::{Device, Tensor};
 
 use super::PreparedModel;
 use crate::processes::Processes;
 use crate::registry::Checkpointed;
-use crate::sharding::{Part, ShardedModel};
+use crate::sharding::{Part, PartRegions, ShardedModel};
 use crate::weights_file::{TargetWriter, WeightsTarget};
 
 /// A model of which this rank has rows, parts of divided layers, or rows of such parts.
@@ -20,7 +20,7 @@ pub(crate) struct Spread<'a, M> {
     sharded: Option<&'a ShardedModel>,
     /// Parts by all names of the parameters.
     parts: HashMap<String, Part>,
-    region: TensorRegion,
+    regions: PartRegions,
     /// All ranks that have a part of the model.
     everyone: Processes,
 }
@@ -49,15 +49,14 @@ impl<M> PreparedModel<M> {
             sharded: self.sharded.as_deref(),
             // Must be called on the value, as in `spread`.
             parts: Checkpointed::parts(&*self.inner),
-            region: self.region(),
+            regions: self.regions(),
             everyone: self.everyone(),
         }
     }
 
-    /// Returns the tensor region with which ranks divide layers.
-    pub(crate) fn region(&self) -> TensorRegion {
-        let tensor = self.context.tensor.as_ref();
-        tensor.map_or_else(TensorRegion::default, |it| TensorRegion::new(it.group().clone()))
+    /// Returns the ranks that have the other parts of this rank's tensors.
+    pub(crate) fn regions(&self) -> PartRegions {
+        self.context.tensor.as_ref().map(|it| it.regions()).unwrap_or_default()
     }
 }
 
@@ -228,7 +227,7 @@ impl<M> Spread<'_, M> {
         match &saved.part {
             Some(part) => {
                 let rows = self.sharded.map(ShardedModel::gather_group);
-                part.gather(&saved.own, rows, &self.region)
+                part.gather(&saved.own, rows, &self.regions)
             }
             None => Ok(saved.own.f_detach()?),
         }

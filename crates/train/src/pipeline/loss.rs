@@ -1,6 +1,6 @@
 //! Losses of micro-batches and of steps.
 
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, ProcessGroup, ReduceOp, Result};
 use tch::{Device, Kind, Tensor};
 
 use crate::loss_weight::LossWeight;
@@ -68,13 +68,14 @@ pub(super) struct Losses {
 
 impl Losses {
     /// Adds a micro-batch's loss, and returns the initial gradient of its backward. `rows` is the number of its rows,
-    /// `all` that of the batch.
+    /// `all` that of the batch. All ranks of `common` take the same divisor, if there is such a group.
     pub(super) fn add(
         &mut self,
         loss: impl PipelineLoss,
         rows: usize,
         all: usize,
         micro_batches: usize,
+        common: Option<&ProcessGroup>,
     ) -> Result<(Tensor, f64)> {
         let (loss, weight) = loss.parts();
         if loss.numel() != 1 {
@@ -95,7 +96,9 @@ impl Losses {
             None => {
                 // Gradients have approximately their final magnitude before they are corrected, which fp16 needs.
                 let first = weight.f_double_value(&[])?;
-                let divisor = if first >= 1.0 { first } else { 1.0 } * micro_batches as f64;
+                let first = if first >= 1.0 { first } else { 1.0 };
+                let first = common.map_or(Ok(first), |group| mean_over_ranks(group, first))?;
+                let divisor = first * micro_batches as f64;
                 self.divisor = Some(divisor);
                 divisor
             }
@@ -104,8 +107,7 @@ impl Losses {
         Ok((loss, 1.0 / divisor))
     }
 
-    /// Returns the mean loss, the total weight, and the factor by which gradients are to be multiplied, 1 if they are
-    /// correct already.
+    /// Returns the mean loss, the total weight, and the divisor of losses that are sums, 1 for means.
     pub(super) fn total(&self) -> Result<[f64; 3]> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for (value, of_micro) in &self.sums {
@@ -119,13 +121,15 @@ impl Losses {
             ));
         }
         let mean = if weight == 0.0 { 0.0 } else { sum / weight };
-        let factor = match self.divisor {
-            Some(_) if weight == 0.0 => 0.0,
-            Some(divisor) => divisor / weight,
-            None => 1.0,
-        };
-        Ok([mean, weight, factor])
+        Ok([mean, weight, self.divisor.unwrap_or(1.0)])
     }
+}
+
+/// Returns the mean of a number over the ranks of a group, the same on all of them.
+fn mean_over_ranks(group: &ProcessGroup, number: f64) -> Result<f64> {
+    let mut sum = Tensor::from_slice(&[number]).f_to_device(group.device())?;
+    group.all_reduce(&mut sum, ReduceOp::Sum)?;
+    Ok(sum.f_to_device(Device::Cpu)?.f_double_value(&[0])? / group.size() as f64)
 }
 
 impl From<[f64; 3]> for StepLoss {

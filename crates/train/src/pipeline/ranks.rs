@@ -18,6 +18,7 @@ use tch::{Device, Tensor};
 use super::wire::Wire;
 use super::{Pipeline, PipelineLoss, PipelineOptions, Shares, StepLoss, Stepped};
 use crate::processes::Processes;
+use crate::tensor_parallel::expert_parts;
 
 /// The ranks that have the stages of one model, and read the same samples.
 pub(crate) struct PipelineRanks {
@@ -190,26 +191,29 @@ impl PipelineRanks {
             // Mean over the window so far. Gradients are averaged over the ranks afterwards.
             Ok(match whole {
                 0.0 => Shares { own: 0.0, earlier: 1.0 },
-                _ => Shares { own: weight * ranks as f64 / whole, earlier: before / whole },
+                _ => Shares { own: ranks as f64 / whole, earlier: before / whole },
             })
         };
         self.pipeline.scaled_forward_backward(model, stepped, batch, (factor, &share), loss)
     }
 
-    /// Averages gradients over the ranks that have the same stages and other samples.
-    pub(crate) fn average<M>(&self, model: &Model<M>, averaged: &Processes) -> Result<()> {
-        let Some(group) = averaged.group() else { return Ok(()) };
-        let parameters = model.trainable_parameters();
-        let found = parameters.iter().map(|parameter| match gradient(&parameter.tensor)? {
-            Some(found) => Ok(found),
-            None => Ok(parameter.tensor.f_detach()?.f_zeros_like()?),
-        });
-        let mut found = found.collect::<Result<Vec<_>>>()?;
-        if found.is_empty() {
-            return Ok(());
+    /// Averages gradients over the ranks that have the same stages and other samples; those of experts over `copies`,
+    /// the ranks that have the same ones.
+    pub(crate) fn average<M>(
+        &self,
+        model: &Model<M>,
+        averaged: &Processes,
+        copies: Option<&ProcessGroup>,
+    ) -> Result<()> {
+        let divided = expert_parts(model);
+        let (experts, others): (Vec<_>, Vec<_>) =
+            model.trainable_parameters().into_iter().partition(|it| divided.contains(&it.name));
+        for (group, parameters) in [(averaged.group().as_ref(), others), (copies, experts)] {
+            if let Some(group) = group {
+                average_over(group, &parameters)?;
+            }
         }
-        group.all_reduce_coalesced(&mut found, ReduceOp::Mean)?;
-        parameters.iter().zip(&found).try_for_each(|(it, found)| set_gradient(&it.tensor, found))
+        Ok(())
     }
 
     /// Sends a tensor from the rank of the pipeline that passes `own` to the first rank, which returns it; the others
@@ -249,6 +253,20 @@ impl PipelineRanks {
             self.mesh
         ))
     }
+}
+
+/// Averages the gradients of parameters over the ranks of a group. A missing gradient counts as zero.
+fn average_over(group: &ProcessGroup, parameters: &[NamedTensor]) -> Result<()> {
+    let found = parameters.iter().map(|parameter| match gradient(&parameter.tensor)? {
+        Some(found) => Ok(found),
+        None => Ok(parameter.tensor.f_detach()?.f_zeros_like()?),
+    });
+    let mut found = found.collect::<Result<Vec<_>>>()?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    group.all_reduce_coalesced(&mut found, ReduceOp::Mean)?;
+    parameters.iter().zip(&found).try_for_each(|(it, found)| set_gradient(&it.tensor, found))
 }
 
 impl fmt::Debug for PipelineRanks {

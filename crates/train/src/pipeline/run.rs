@@ -238,7 +238,8 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
     /// Adds a micro-batch's loss, and returns it with its initial gradient.
     fn add_loss(&mut self, loss: impl PipelineLoss, micro: usize) -> Result<(Tensor, Tensor)> {
         let (rows, micros) = (self.micros[micro].rows()?, self.micros.len());
-        let (mut loss, weight) = self.losses.add(loss, rows, self.rows, micros)?;
+        let common = self.stepped.common.as_ref();
+        let (mut loss, weight) = self.losses.add(loss, rows, self.rows, micros, common)?;
         if matches!(loss.f_kind()?, Kind::Half | Kind::BFloat16) {
             // A scale of fp16 may be too large for a 16-bit float.
             loss = loss.f_to_kind(Kind::Float)?;

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use brigade_nn::PipelineStages;
-use brigade_torch::{NamedTensor, Result, Sharder, clear_gradient, gradient, set_gradient};
+use brigade_torch::{
+    NamedTensor, ProcessGroup, Result, Sharder, clear_gradient, gradient, set_gradient,
+};
 use tch::Tensor;
 
 use super::wire::Wire;
@@ -13,18 +15,21 @@ pub(crate) struct Stepped<'a> {
     pub(crate) tensors: Vec<NamedTensor>,
     /// Sharder of a sharded model.
     pub(crate) sharder: Option<&'a Sharder>,
+    /// Ranks with other samples, among which experts are divided: their gradients come from the losses of all of these
+    /// ranks, and are multiplied by the same factor on each.
+    pub(crate) common: Option<ProcessGroup>,
 }
 
 /// Factors of gradients at the end of a step, for losses that are sums.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shares {
-    /// Factor of the step's own gradients.
+    /// Factor of the gradients of this step's losses, which are sums or complete means.
     pub(crate) own: f64,
     /// Factor of the gradients that existed before.
     pub(crate) earlier: f64,
 }
 
-/// Returns the shares of a batch's weight.
+/// Returns the shares of a batch, given its weight.
 pub(crate) type ShareOf<'a> = &'a dyn Fn(f64) -> Result<Shares>;
 
 /// Gradients of earlier steps, set aside if those of this step are multiplied at its end.

@@ -23,6 +23,26 @@ pub(crate) struct Part {
     pub(crate) placements: Vec<Placement>,
 }
 
+/// Ranks that have the other parts of tensors, by what they divide.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PartRegions {
+    pub(crate) layers: TensorRegion,
+    pub(crate) experts: TensorRegion,
+}
+
+impl PartRegions {
+    /// Returns the ranks that have the other parts of a tensor.
+    fn of(&self, part: &TensorPart) -> &TensorRegion {
+        // Groups of one size have the same ranks, since experts are divided over whole tensor groups.
+        let experts = self.experts.group();
+        if experts.is_some_and(|group| group.size() == part.ranks()) {
+            &self.experts
+        } else {
+            &self.layers
+        }
+    }
+}
+
 /// The rank that writes each part to checkpoints: replicas share the work.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Writers {
@@ -145,7 +165,7 @@ impl Part {
         &self,
         own: &Tensor,
         rows: Option<&ProcessGroup>,
-        region: &TensorRegion,
+        regions: &PartRegions,
     ) -> Result<Tensor> {
         let part = match rows.filter(|_| self.writers.places > 1) {
             Some(group) => gather_rows(own, self, group)?,
@@ -153,6 +173,7 @@ impl Part {
         };
         match &self.tensor {
             Some(tensor) => {
+                let region = regions.of(tensor);
                 // The group sends from its device; an offloaded shard is elsewhere.
                 let device = region.group().map_or_else(|| part.device(), ProcessGroup::device);
                 region.whole(&part.f_to_device(device)?, tensor)

@@ -12,6 +12,8 @@ mod deferred;
 mod extending;
 mod forward_errors;
 mod losses;
+#[cfg(not(feature = "cuda"))]
+mod memory;
 #[path = "../common/net.rs"]
 #[allow(dead_code, reason = "the tests of numbers use the rest of it")]
 mod net;

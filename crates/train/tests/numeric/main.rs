@@ -15,6 +15,7 @@ mod own_models;
 mod pipeline;
 mod pipeline_messages;
 mod precision;
+mod products;
 #[path = "../common/resume.rs"]
 mod resume;
 mod scaler;

@@ -4,7 +4,7 @@ mod accelerator;
 mod checkpoints;
 mod faults;
 mod generate;
-mod resnet;
+mod images;
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;

@@ -10,13 +10,16 @@ pub(super) struct Exchange {
     group: ProcessGroup,
     /// Number of experts per rank.
     own: usize,
+    /// Number of ranks among them that have different tokens of the same samples, and the same loss.
+    tensor_ranks: usize,
 }
 
 impl Exchange {
-    /// Creates the exchange for `experts` experts that the ranks divide.
-    pub(super) fn new(group: ProcessGroup, experts: i64) -> Self {
+    /// Creates the exchange for `experts` experts that the ranks divide. Each `tensor_ranks` of them have parts of the
+    /// same samples' tokens.
+    pub(super) fn new(group: ProcessGroup, experts: i64, tensor_ranks: usize) -> Self {
         let own = usize::try_from(experts).unwrap_or(0) / group.size();
-        Self { group, own: own.max(1) }
+        Self { group, own: own.max(1), tensor_ranks }
     }
 
     /// Computes rows on the ranks that have their experts. `rows` are sorted by expert, with `counts` rows for each of
@@ -44,9 +47,9 @@ impl Exchange {
         };
         let (send, receive) = (per_rank(counts), per_rank(&arriving));
         // Outside of the exchange, gradients are those of each rank's own loss; within it, those of the mean of all
-        // losses.
-        let ranks = self.group.size() as f64;
-        let rows = scale_gradient(rows, ranks)?;
+        // losses, of which each tensor group has one.
+        let losses = self.group.size() as f64 / self.tensor_ranks as f64;
+        let rows = scale_gradient(rows, losses)?;
         let received = all_to_all_rows(&self.group, &rows, &send, &receive)?;
 
         // Received rows are sorted by rank, then by expert; they are needed by expert, then by rank.
@@ -69,6 +72,6 @@ impl Exchange {
         let order = Tensor::f_from_slice(&order)?.f_to_device(rows.device())?;
         let computed = compute(&received.f_index_select(0, &order)?, &own)?;
         let by_rank = computed.f_zeros_like()?.f_index_copy(0, &order, &computed)?;
-        scale_gradient(&all_to_all_rows(&self.group, &by_rank, &receive, &send)?, 1.0 / ranks)
+        scale_gradient(&all_to_all_rows(&self.group, &by_rank, &receive, &send)?, 1.0 / losses)
     }
 }

@@ -6,9 +6,10 @@ use brigade_checkpoint::layout::Checkpoint;
 use brigade_models::{Labelled, MixtralForCausalLm, MixtralOptions};
 use brigade_nn::{Model, ParamPath, TensorParallelPlan};
 use brigade_optim::{Adafactor, AdamW};
-use brigade_sharding::{ContextMethod, Mesh, Sharding};
+use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding};
 use brigade_train::{
-    Accelerator, CommHook, JoinInputs, PreparedModel, PreparedOptimizer, TrainError,
+    Accelerator, CommHook, JoinInputs, PipelineOptions, PreparedModel, PreparedOptimizer,
+    TrainError,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -34,6 +35,12 @@ fn options() -> MixtralOptions {
 
 fn new(path: &ParamPath<'_>) -> MixtralForCausalLm {
     MixtralForCausalLm::new(path, &options())
+}
+
+/// Without the loss of routers, which needs all layers and all tokens.
+fn without_router_loss(path: &ParamPath<'_>) -> MixtralForCausalLm {
+    let options = MixtralOptions { output_router_logits: false, ..options() };
+    MixtralForCausalLm::new(path, &options)
 }
 
 fn mesh(replicate: usize, shard: usize, expert: usize) -> Mesh {
@@ -73,28 +80,28 @@ fn all_else_is_sharded_beside_experts() {
 /// Context ranks have other tokens, so that experts are divided over them as well.
 #[test]
 fn experts_are_divided_over_parts_of_sequences() {
-    let new = |path: &ParamPath<'_>| {
-        let options = MixtralOptions { output_router_logits: false, ..options() };
-        MixtralForCausalLm::new(path, &options)
-    };
     for (method, shard, expert) in
         [(ContextMethod::Gather, 1, 2), (ContextMethod::Gather, 2, 4), (ContextMethod::Ring, 2, 2)]
     {
         let mesh = Mesh::builder().shard(shard).context(2).expert(expert);
         let recipe = Recipe { method: Some(method), ..ADAM };
-        check(new, &mesh.build(2 * shard).unwrap(), None, recipe);
+        check(without_router_loss, &mesh.build(2 * shard).unwrap(), None, recipe);
     }
 }
 
 type Run<'a> =
     (&'a Accelerator, &'a mut PreparedModel<MixtralForCausalLm>, &'a mut PreparedOptimizer);
 
-/// A mesh, and how parameters are sharded on it.
-type Form = (Mesh, Option<Sharding>);
+/// A mesh, how parameters are sharded on it, and the model.
+type Form = (Mesh, Option<Sharding>, fn(&ParamPath<'_>) -> MixtralForCausalLm);
 
-fn run((mesh, sharding): &Form, body: impl Fn(Run<'_>) + Sync) -> Weights {
+fn run((mesh, sharding, new): &Form, body: impl Fn(Run<'_>) + Sync) -> Weights {
     on_ranks(mesh.world_size(), |builder, _| {
         let builder = builder.sharding(sharding.clone()).mesh(mesh.clone());
+        let builder = match mesh.size(Axis::Pipeline) {
+            1 => builder,
+            _ => builder.pipeline_options(PipelineOptions::new(2)),
+        };
         let accelerator = builder.build().unwrap();
         let plan = MixtralForCausalLm::tensor_plan();
         let options = accelerator.parallel().model_builder(plan).kind(Kind::Double);
@@ -113,6 +120,15 @@ fn step((accelerator, model, optimizer): &mut Run<'_>, number: i64) {
     let share = 4 / data.num_processes() as i64;
     let places = Tensor::arange(4 * 6, (Kind::Int64, Device::Cpu));
     let ids = (places * 7 + number * 3).remainder(23).view([-1, 6]);
+    if accelerator.parallel().micro_batches() > 1 {
+        let ids = ids.narrow(0, data.process_index() as i64 * share, share);
+        let loss = accelerator.forward_backward(&**model, &ids, |model, micro| {
+            model.forward(Labelled::new(micro, micro))?.mean()
+        });
+        assert!(loss.unwrap().value() > 0.0);
+        optimizer.step().unwrap();
+        return optimizer.zero_grad().unwrap();
+    }
     for text in 0..share {
         let ids = ids.narrow(0, data.process_index() as i64 * share + text, 1);
         let run = || {
@@ -128,7 +144,7 @@ fn step((accelerator, model, optimizer): &mut Run<'_>, number: i64) {
 /// Saves after two steps; returns the weights after two more.
 fn save(form: &Form, folder: &Path) -> Weights {
     let builder = Model::builder().kind(Kind::Double);
-    let whole = builder.build(new).unwrap();
+    let whole = builder.build(form.2).unwrap();
     fill(&whole);
     let first = folder.with_extension("safetensors");
     whole.save_weights(&first).unwrap();
@@ -149,42 +165,119 @@ fn resume(form: &Form, folder: &Path) -> Weights {
     })
 }
 
+/// Saves on each form, and goes on with it on the forms at these distances, and on itself.
+fn go_on(forms: &[Form], distances: [usize; 2], folder: &Path) {
+    let mut first: Option<Weights> = None;
+    for (number, form) in forms.iter().enumerate() {
+        let folder = folder.join(number.to_string());
+        let expected = save(form, &folder);
+        same(&expected, first.get_or_insert_with(|| expected.clone()));
+        for distance in distances {
+            same(&resume(&forms[(number + distance) % forms.len()], &folder), &expected);
+        }
+        assert_eq!(resume(form, &folder), expected);
+    }
+}
+
+/// The mesh of a checkpoint, and the number of experts of a layer and of the parts of their tensor.
+fn manifest(folder: &Path, number: usize) -> (String, u64, usize) {
+    let checkpoint = Checkpoint::open(folder.join(number.to_string())).unwrap();
+    assert!(checkpoint.verify().is_empty());
+    let manifest = checkpoint.manifest();
+    let axes: Vec<String> =
+        manifest.mesh.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+    let model = manifest.of_kind("model").next().unwrap();
+    let experts = &model.tensors["model.layers.0.mlp.experts.down_proj"];
+    assert_eq!(experts.placements.len(), axes.len());
+    (axes.join(" x "), experts.shape[0], experts.chunks.len())
+}
+
+#[test]
+fn any_mesh_with_stages_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let stages = |shard: usize, expert: usize| {
+        let builder = Mesh::builder().pipeline(2).shard(shard).expert(expert);
+        builder.build(2 * shard).unwrap()
+    };
+    let forms: [Form; 5] = [
+        (mesh(1, 1, 1), None, without_router_loss),
+        (stages(2, 2), None, without_router_loss),
+        (mesh(1, 4, 2), Some(Sharding::zero3()), without_router_loss),
+        (stages(2, 2), Some(Sharding::zero3()), without_router_loss),
+        (beside(2, 4), None, without_router_loss),
+    ];
+    go_on(&forms, [1, 2], folder.path());
+    assert_eq!(manifest(folder.path(), 1), ("pp 2 x ep 2".to_owned(), 4, 2));
+    assert_eq!(manifest(folder.path(), 3), ("pp 2 x ep 2".to_owned(), 4, 2));
+}
+
+/// Experts beside layers that two ranks divide.
+fn beside(shard: usize, expert: usize) -> Mesh {
+    Mesh::builder().shard(shard).tensor(2).expert(expert).build(2 * shard).unwrap()
+}
+
+#[test]
+fn experts_beside_divided_layers() {
+    for norm_type in [2.0, f64::INFINITY, 0.0] {
+        let recipe = Recipe { momentum: true, micro_batches: 2, norm_type, ..ADAM };
+        check(new, &beside(2, 4), None, recipe);
+    }
+    check(new, &beside(2, 2), Some(&Sharding::zero3()), Recipe { norm_type: 0.0, ..ADAM });
+    check(new, &beside(2, 4), Some(&Sharding::zero2()), Recipe { regions: true, ..ADAM });
+}
+
+#[test]
+fn any_mesh_with_divided_layers_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let forms: [Form; 5] = [
+        (beside(2, 2), Some(Sharding::zero3()), new),
+        (mesh(1, 2, 2), None, new),
+        (beside(1, 2), None, new),
+        (beside(2, 4), Some(Sharding::zero1()), new),
+        (beside(2, 4), None, new),
+    ];
+    go_on(&forms, [1, 2], folder.path());
+    let mesh = |number| manifest(folder.path(), number);
+    assert_eq!(mesh(0), ("dp_shard 2 x tp 2".to_owned(), 4, 2));
+    assert_eq!(mesh(2), ("tp 2".to_owned(), 4, 2));
+    assert_eq!(mesh(3), ("ep 2 x tp 2".to_owned(), 4, 4));
+    assert_eq!(mesh(4), ("ep 2 x tp 2".to_owned(), 4, 4));
+}
+
+/// Debug mode compares the gradients of what tensor ranks have whole, to which experts do not belong.
+#[test]
+fn debug_mode_takes_experts_beside_divided_layers() {
+    on_ranks(4, |builder, _| {
+        let builder = builder.sharding(None).mesh(beside(2, 4)).debug(true);
+        let accelerator = builder.build().unwrap();
+        let model = accelerator.parallel().model(new).unwrap();
+        let optimizer = AdamW::default().lr(0.01).build(&model).unwrap();
+        let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        step(&mut (&accelerator, &mut model, &mut optimizer), 0);
+        let state = optimizer.full_state_dict().unwrap();
+        optimizer.load_full_state_dict(state).unwrap();
+        step(&mut (&accelerator, &mut model, &mut optimizer), 1);
+    });
+}
+
 #[test]
 fn any_mesh_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let tensor = Mesh::builder().tensor(2).build(2).unwrap();
     let forms: [Form; 10] = [
-        (mesh(1, 1, 1), None),
-        (mesh(1, 2, 2), None),
-        (mesh(1, 4, 4), None),
-        (mesh(1, 4, 2), None),
-        (mesh(2, 2, 2), None),
-        (mesh(1, 2, 1), Some(Sharding::zero3())),
-        (tensor, None),
-        (mesh(1, 4, 2), Some(Sharding::zero3())),
-        (mesh(1, 4, 4), Some(Sharding::zero1())),
-        (mesh(2, 2, 2), Some(Sharding::hybrid(2))),
+        (mesh(1, 1, 1), None, new),
+        (mesh(1, 2, 2), None, new),
+        (mesh(1, 4, 4), None, new),
+        (mesh(1, 4, 2), None, new),
+        (mesh(2, 2, 2), None, new),
+        (mesh(1, 2, 1), Some(Sharding::zero3()), new),
+        (tensor, None, new),
+        (mesh(1, 4, 2), Some(Sharding::zero3()), new),
+        (mesh(1, 4, 4), Some(Sharding::zero1()), new),
+        (mesh(2, 2, 2), Some(Sharding::hybrid(2)), new),
     ];
-    let mut first: Option<Weights> = None;
-    for (number, form) in forms.iter().enumerate() {
-        let folder = folder.path().join(number.to_string());
-        let expected = save(form, &folder);
-        same(&expected, first.get_or_insert_with(|| expected.clone()));
-        for other in [number + 1, number + 4] {
-            same(&resume(&forms[other % forms.len()], &folder), &expected);
-        }
-        assert_eq!(resume(form, &folder), expected);
-    }
-    let manifest = |number: usize| {
-        let checkpoint = Checkpoint::open(folder.path().join(number.to_string())).unwrap();
-        assert!(checkpoint.verify().is_empty());
-        let manifest = checkpoint.manifest();
-        let axes: Vec<String> =
-            manifest.mesh.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
-        let model = manifest.of_kind("model").next().unwrap();
-        let experts = &model.tensors["model.layers.0.mlp.experts.down_proj"];
-        (axes.join(" x "), experts.shape[0], experts.chunks.len())
-    };
+    go_on(&forms, [1, 4], folder.path());
+    let manifest = |number| manifest(folder.path(), number);
     assert_eq!(manifest(2), ("ep 4".to_owned(), 4, 4));
     assert_eq!(manifest(3), ("dp_replicate 2 x ep 2".to_owned(), 4, 2));
     assert_eq!(manifest(7), ("dp_shard 2 x ep 2".to_owned(), 4, 2));
@@ -221,9 +314,10 @@ fn what_does_not_go_together_is_named() {
             assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
             texts[0].clone()
         };
-    let tensor = Mesh::builder().shard(2).tensor(2).expert(2).build(4).unwrap();
+    let tensor = Mesh::builder().tensor(4).expert(2).build(4).unwrap();
     let error = refusals(&|builder| builder.mesh(tensor.clone()));
-    assert!(error.contains("2 ranks along tp and divides experts along ep"), "{error}");
+    assert!(error.contains("divides experts over 2 ranks"), "{error}");
+    assert!(error.contains("take a multiple of 4 along ep"), "{error}");
     let error = refusals(&|builder| builder.expert_parallel(3));
     assert!(error.contains("3") && error.contains("ep"), "{error}");
     let error = refusals(&|builder| builder.expert_parallel(2).mesh(mesh(1, 4, 2)));

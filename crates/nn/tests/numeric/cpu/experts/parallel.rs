@@ -240,7 +240,12 @@ fn numbers_that_do_not_fit_are_named() {
     let plan = TensorPlan::new();
     let tensor = TensorParallel { group: Some(fake(2)), plan };
     let found = problems(over(&fake(5)).tensor_parallel(tensor));
-    assert!(found[0].contains("experts of 5 ranks cannot be together with 2 tensor"), "{found:?}");
+    assert!(
+        found[0].contains(
+            "5 expert ranks are not whole groups of 2 tensor ranks: take a multiple of 2"
+        ),
+        "{found:?}"
+    );
     let plan = TensorPlan::new().column("*gate_up_proj");
     let tensor = TensorParallel { group: Some(fake(2)), plan };
     let found = problems(Model::builder().tensor_parallel(tensor));

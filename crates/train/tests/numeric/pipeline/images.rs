@@ -1,10 +1,13 @@
-//! Residual networks in stages, whose batch normalisations have the statistics of a micro-batch of all data ranks.
+//! Image models in stages. Batch normalisations have the statistics of a micro-batch of all data ranks.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use brigade_models::{ResNet, ResNetBody, ResNetOptions};
-use brigade_nn::{Model, ParamPath};
+use brigade_models::{
+    ConvNeXt, ConvNeXtOptions, ResNet, ResNetBody, ResNetOptions, VisionTransformer,
+    VisionTransformerOptions, XResNet, XResNetOptions,
+};
+use brigade_nn::{Model, Module, ParamPath};
 use brigade_optim::Sgd;
 use brigade_sharding::pipeline::Schedule;
 use brigade_sharding::{Axis, Mesh, TensorPlan};
@@ -37,19 +40,56 @@ fn loss(logits: &Tensor, labels: &Tensor) -> Tensor {
     logits.log_softmax(-1, Kind::Double).nll_loss(labels)
 }
 
-fn build(accelerator: &Accelerator) -> Model<ResNet> {
+const CLASSES: i64 = 5;
+
+fn resnet(path: &ParamPath<'_>) -> ResNet {
+    ResNet::new(path, CLASSES, ResNetOptions::basic([1, 1, 1, 1]))
+}
+
+fn xresnet(path: &ParamPath<'_>) -> XResNet {
+    let options = XResNetOptions { widen: 0.25, ..XResNetOptions::basic([1, 2, 1, 1]) };
+    XResNet::new(path, CLASSES, options)
+}
+
+fn convnext(path: &ParamPath<'_>) -> ConvNeXt {
+    let options = ConvNeXtOptions {
+        channels: [8, 8, 16, 16],
+        blocks: [1, 1, 2, 1],
+        in_channels: 3,
+        stochastic_depth: 0.0,
+        layer_scale: 0.5,
+    };
+    ConvNeXt::new(path, CLASSES, options)
+}
+
+fn vit(path: &ParamPath<'_>) -> VisionTransformer {
+    let options = VisionTransformerOptions {
+        image_size: SIZE,
+        depth: 5,
+        ..VisionTransformerOptions::new(16, 2)
+    };
+    VisionTransformer::new(path, CLASSES, options)
+}
+
+fn build<M>(accelerator: &Accelerator, new: &impl Fn(&ParamPath<'_>) -> M) -> Model<M> {
     let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
     tch::manual_seed(7);
     let builder = accelerator.parallel().model_builder(TensorPlan::new()).kind(Kind::Double);
-    let options = ResNetOptions::basic([1, 1, 1, 1]);
-    builder.build(|path: &ParamPath<'_>| ResNet::new(path, 5, options)).unwrap()
+    builder.build(new).unwrap()
 }
 
 /// Losses of the steps, and the state after them, of one process that reads the micro-batches of all data ranks, with
 /// images that are multiplied by a number.
-fn alone(data: i64, factor: f64) -> (Vec<f64>, BTreeMap<String, Vec<f64>>) {
+fn alone<M>(
+    new: &impl Fn(&ParamPath<'_>) -> M,
+    data: i64,
+    factor: f64,
+) -> (Vec<f64>, BTreeMap<String, Vec<f64>>)
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
     let accelerator = Accelerator::builder().cpu(true).quiet(true).sharding(None).build().unwrap();
-    let mut model = build(&accelerator);
+    let mut model = build(&accelerator, new);
     let mut optimizer = Sgd::new(0.01).build(&model).unwrap();
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -80,11 +120,14 @@ fn assert_near(found: &[f64], expected: &[f64], allowed: f64, about: &str) {
     assert!(most <= allowed, "{about}: off by {most}, allowed {allowed}");
 }
 
-#[test]
-fn residual_networks_in_stages_are_those_of_one_process() {
+/// Trains on two stages, with a number of data ranks and a schedule, against one process.
+fn check<M>(new: impl Fn(&ParamPath<'_>) -> M + Sync, runs: &[(usize, Schedule)])
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
     // Errors of rounding grow as a change of the images in their last bits does.
     let expected = [1, 2].map(|data| {
-        let (exact, near) = (alone(data, 1.0), alone(data, 1.0 + 4.0 * f64::EPSILON));
+        let (exact, near) = (alone(&new, data, 1.0), alone(&new, data, 1.0 + 4.0 * f64::EPSILON));
         let change = |name: &String| {
             let pairs = exact.1[name].iter().zip(&near.1[name]);
             pairs.fold(0.0f64, |most, (one, other)| most.max((one - other).abs()))
@@ -97,19 +140,14 @@ fn residual_networks_in_stages_are_those_of_one_process() {
     });
     let expected = Mutex::new(expected);
     let mesh = |data| Mesh::builder().pipeline(2).replicate(data).build(2 * data).unwrap();
-    for (data, schedule) in [
-        (1, Schedule::OneForwardOneBackward),
-        (1, Schedule::Interleaved),
-        (2, Schedule::OneForwardOneBackward),
-        (2, Schedule::ZeroBubble),
-    ] {
+    for &(data, schedule) in runs {
         let mesh = mesh(data);
-        on_ranks(mesh.world_size(), |builder, rank| {
+        let found = on_ranks(mesh.world_size(), |builder, rank| {
             tch::set_num_threads(1);
             let options = PipelineOptions::new(MICROS).schedule(schedule);
             let builder = builder.sharding(None).mesh(mesh.clone()).pipeline_options(options);
             let accelerator = builder.sync_batch_norm(true).build().unwrap();
-            let model = build(&accelerator);
+            let model = build(&accelerator, &new);
             let optimizer = Sgd::new(0.01).build(&model).unwrap();
             let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
             let own = mesh.coordinate(rank, Axis::Replicate).unwrap() as i64;
@@ -130,15 +168,52 @@ fn residual_networks_in_stages_are_those_of_one_process() {
                 optimizer.zero_grad().unwrap();
             }
             let found = model.inner().state_dict();
-            let mut statistics = 0;
-            for (name, tensor) in found {
-                statistics += usize::from(name.ends_with("running_var"));
+            for (name, tensor) in found.iter() {
                 let about = format!("{name} of {schedule} on {mesh}");
-                assert_near(&values(&tensor), &state[&name], allowed[&name], &about);
+                assert_near(&values(tensor), &state[name], allowed[name], &about);
             }
-            assert!(statistics > 0);
+            (found.names().map(str::to_owned).collect::<Vec<_>>(), state.len())
         });
+        for ranks in found.chunks(data).collect::<Vec<_>>().windows(2) {
+            // Each stage has a part of the tensors, and both together have all.
+            let (first, last) = (&ranks[0][0], &ranks[1][0]);
+            assert!(!first.0.is_empty() && !last.0.is_empty());
+            assert_eq!(first.0.len() + last.0.len(), first.1);
+        }
     }
+}
+
+#[test]
+fn residual_networks_in_stages_are_those_of_one_process() {
+    check(
+        resnet,
+        &[
+            (1, Schedule::OneForwardOneBackward),
+            (1, Schedule::Interleaved),
+            (2, Schedule::OneForwardOneBackward),
+            (2, Schedule::ZeroBubble),
+        ],
+    );
+    check(xresnet, &[(1, Schedule::Interleaved), (2, Schedule::OneForwardOneBackward)]);
+}
+
+#[test]
+fn vision_transformers_and_convnext_in_stages_are_those_of_one_process() {
+    let runs = [(1, Schedule::Interleaved), (2, Schedule::OneForwardOneBackward)];
+    check(vit, &runs);
+    check(convnext, &runs);
+}
+
+/// The error of a step.
+fn refusal<M>(accelerator: &Accelerator, new: &impl Fn(&ParamPath<'_>) -> M) -> String
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
+    let model = accelerator.prepare(build(accelerator, new)).unwrap();
+    let outcome = accelerator.forward_backward(&model, &batch(0, 0), |model, (images, labels)| {
+        Ok(loss(&model.forward(images)?, labels))
+    });
+    outcome.unwrap_err().to_string()
 }
 
 #[test]
@@ -148,15 +223,13 @@ fn statistics_of_one_rank_and_maps_of_other_ranks_are_refused_by_name() {
         let builder = builder.sharding(None).mesh(mesh);
         let builder = builder.pipeline_options(PipelineOptions::new(MICROS));
         let accelerator = builder.build().unwrap();
-        let model = accelerator.prepare(build(&accelerator)).unwrap();
-        let error = accelerator
-            .forward_backward(&model, &batch(0, 0), |model, (images, labels)| {
-                Ok(loss(&model.forward(images)?, labels))
-            })
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("the batch normalisation `bn1`"), "{error}");
-        assert!(error.contains("`AcceleratorBuilder::sync_batch_norm`"), "{error}");
+        let residual = refusal(&accelerator, &resnet);
+        assert!(residual.contains("the batch normalisation `bn1`"), "{residual}");
+        let extended = refusal(&accelerator, &xresnet);
+        assert!(extended.contains("the batch normalisation `0.1`"), "{extended}");
+        for error in [residual, extended] {
+            assert!(error.contains("`AcceleratorBuilder::sync_batch_norm`"), "{error}");
+        }
 
         let features = |path: &ParamPath<'_>| ResNetBody::new(path, ResNetOptions::basic([1; 4]));
         let body = {
