@@ -513,7 +513,7 @@ pub(crate) mod ffi {
         /// Total bytes of gathered parameters.
         gathered: u64,
         most_gathered: u64,
-        /// Maximum number of bytes of reductions in flight.
+        /// Maximum number of bytes of a backward's gradients, of reductions, and of copies to the host.
         most_reduced: u64,
         gathers: u64,
         reductions: u64,

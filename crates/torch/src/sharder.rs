@@ -109,7 +109,8 @@ pub struct SharderMeter {
     pub gathered_bytes: u64,
     /// Maximum number of bytes of whole parameters at once, besides the shards.
     pub peak_gathered_bytes: u64,
-    /// Maximum number of bytes of gradients in reductions at once.
+    /// Maximum number of bytes at once of whole gradients of one backward, of their reductions, and of rows that are
+    /// copied to the host's memory. Gradients of earlier batches that were not reduced are not included.
     pub peak_reduced_bytes: u64,
     /// Maximum number of units that were whole at once, including the root.
     pub peak_whole_units: u64,

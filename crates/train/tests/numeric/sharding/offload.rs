@@ -164,35 +164,19 @@ fn random_delays_of_ranks_change_no_bit() {
 #[cfg(not(feature = "cuda"))]
 #[test]
 fn the_gpu_holds_two_units_and_no_shards() {
-    use brigade_nn::{Linear, Model};
+    use brigade_nn::{Model, ParamPath};
     use brigade_optim::AdamW;
-    use brigade_torch::Result;
     use tch::Tensor;
 
-    struct Deep(Vec<(brigade_nn::Unit, Linear)>);
-    impl brigade_nn::Module<&Tensor> for Deep {
-        type Output = Tensor;
-        fn forward(&self, input: &Tensor) -> Result<Tensor> {
-            let mut x = input.shallow_clone();
-            for (unit, linear) in &self.0 {
-                x = unit.run(|| Ok(&x + linear.forward(&x)?.tanh()))?;
-            }
-            Ok(x)
-        }
-    }
+    use super::Deep;
+
     const UNIT: u64 = 256 * 256 * 4 + 256 * 4;
     fake::install(1).unwrap();
     let bf16 =
         MixedPrecision { param: Some(brigade_checkpoint::Dtype::BF16), ..Default::default() };
-    for mixed in [MixedPrecision::default(), bf16] {
-        let model = Model::deferred(|path| {
-            let unit = |number| {
-                let path = path / "blocks" / number;
-                (path.unit(), Linear::new(&path / "linear", 256, 256))
-            };
-            Deep((0..8).map(unit).collect())
-        })
-        .unwrap();
+    // The highest memory is that of the process: the precision that needs less comes first.
+    for mixed in [bf16, MixedPrecision::default()] {
+        let model = Model::deferred(|path: &ParamPath<'_>| Deep::new(path, 8, 256)).unwrap();
         let sharding = Sharding::zero3().mixed(mixed).offload(Offload::Cpu { pin: true });
         let accelerator = Accelerator::builder().quiet(true).sharding(sharding).build().unwrap();
         let optimizer = AdamW::default().build(&model).unwrap();
@@ -208,12 +192,14 @@ fn the_gpu_holds_two_units_and_no_shards() {
             losses.push(loss.double_value(&[]));
         }
         assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
-        let meter = accelerator.parallel().memory_report().unwrap().unwrap();
-        let gathered = meter.rows.iter().find(|row| row.kind == "gathered").unwrap().measured;
-        assert!(gathered <= 2 * (UNIT + 1024), "{gathered}");
-        let peak = fake::memory(0).unwrap().peak;
-        // Two whole units, their gradients, and two units' reductions; the activations are small.
-        assert!(peak < 7 * UNIT, "{peak} bytes of units of {UNIT}");
+        let report = accelerator.parallel().memory_report().unwrap().unwrap();
+        let row = |kind: &str| *report.rows.iter().find(|row| row.kind == kind).unwrap();
+        let (gathered, reduced) = (row("gathered"), row("reduced"));
+        assert_eq!(gathered.measured, gathered.planned);
+        assert_eq!(reduced.measured, reduced.planned);
+        let (planned, peak) = (gathered.planned + reduced.planned, fake::memory(0).unwrap().peak);
+        // The activations are small.
+        assert!(peak <= planned + UNIT / 4, "{peak} bytes, {planned} planned, units of {UNIT}");
     }
 }
 
