@@ -238,7 +238,14 @@ impl ShardingPlan {
             bytes.made += made;
             bytes.copied += copied;
             bytes.rows += rows;
-            bytes.in_flight += rows + if is_copied { input } else if accumulated { 0 } else { made };
+            bytes.in_flight += rows
+                + if is_copied {
+                    input
+                } else if accumulated {
+                    0
+                } else {
+                    made
+                };
             if leaves {
                 let own = own_bytes(it) * chunk(it);
                 bytes.leaving += own;

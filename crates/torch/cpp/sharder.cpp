@@ -170,14 +170,33 @@ void ShardingEngine::set_sync(bool sync, bool window_ends) {
   window_ends_ = window_ends;
 }
 
-void ShardingEngine::shards_changed() {
-  std::lock_guard<std::mutex> lock(mutex_);
+void ShardingEngine::begin_changes() {
+  if (changing_) {
+    return;
+  }
+  changing_ = true;
   ++version_;
   if (whole_at_rest_) {
     for (auto& unit : units_) {
       // A gather that is in flight may have read the rows as they were.
       finish_gather(unit);
     }
+  }
+}
+
+void ShardingEngine::unit_changed(size_t index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  begin_changes();
+  if (whole_at_rest_) {
+    start_gather(units_.at(index));
+  }
+}
+
+void ShardingEngine::shards_changed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  begin_changes();
+  changing_ = false;
+  if (whole_at_rest_) {
     // Each is waited for where it runs next.
     for (auto& unit : units_) {
       start_gather(unit);
@@ -462,6 +481,10 @@ void sharder_leave(const Sharder& sharder, size_t unit, rust::Slice<const Tensor
 
 void sharder_set_sync(const Sharder& sharder, bool sync, bool window_ends) {
   sharder.engine->set_sync(sync, window_ends);
+}
+
+void sharder_unit_changed(const Sharder& sharder, size_t unit) {
+  sharder.engine->unit_changed(unit);
 }
 
 void sharder_shards_changed(const Sharder& sharder) {

@@ -52,6 +52,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   void set_sync(bool sync, bool window_ends);
 
+  void unit_changed(size_t index);
+
   void shards_changed();
 
   void scale_unreduced(const at::Tensor& factor);
@@ -233,6 +235,9 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   // Bytes that a unit's whole parameters take besides its shards.
   static int64_t extra_bytes(const Unit& unit);
 
+  // Begins anew where the shards have changed: whole parameters are of the shards before.
+  void begin_changes();
+
   // Before the host may write into offloaded shards: copies may still read them.
   void wait_for_copies() const;
 
@@ -353,6 +358,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   bool writes_ = false;
   bool in_backward_ = false;
   uint64_t version_ = 0;
+  // Between `unit_changed` and `shards_changed`: units gathered since then are of the shards as they are now.
+  bool changing_ = false;
   // Whether there are gradients of batches that were not reduced.
   bool unreduced_ = false;
   // Units from this one on have been reduced in this backward.

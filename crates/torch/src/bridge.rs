@@ -930,6 +930,7 @@ pub(crate) mod ffi {
         fn sharder_reduce_unreduced(sharder: &Sharder) -> Result<()>;
         fn sharder_clear_unreduced(sharder: &Sharder) -> Result<()>;
         fn sharder_shards_changed(sharder: &Sharder) -> Result<()>;
+        fn sharder_unit_changed(sharder: &Sharder, unit: usize) -> Result<()>;
         fn sharder_update_trained(sharder: &Sharder) -> Result<()>;
         fn sharder_reset(sharder: &Sharder);
         fn sharder_hold_all(sharder: &Sharder, will_write: bool) -> Result<()>;

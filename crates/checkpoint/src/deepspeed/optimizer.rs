@@ -152,7 +152,9 @@ impl RankStates {
         for (index, vector) in vectors.into_iter().enumerate() {
             let Value::Tensor(tensor) = vector else {
                 let found = vector.describe();
-                return Err(Fault::damaged(format_args!("weight {index} in 32 bits is {found}, not a tensor")));
+                return Err(Fault::damaged(format_args!(
+                    "weight {index} in 32 bits is {found}, not a tensor"
+                )));
             };
             weights.push(Flat::of(&file.lock(), tensor)?);
             shapes.push(tensor.info().shape);

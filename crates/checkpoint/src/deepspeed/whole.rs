@@ -115,7 +115,8 @@ impl Found {
         let Some(group) = cursors.iter().position(|cursor| !cursor.vectors.is_empty()) else {
             return Ok(found);
         };
-        let is_of_group = |(_, piece): &&(Shape, Piece)| masters.groups[group].contains(&piece.vector);
+        let is_of_group =
+            |(_, piece): &&(Shape, Piece)| masters.groups[group].contains(&piece.vector);
         let last = found.parameters.iter().rfind(is_of_group);
         let after = last.map(|(shape, _)| format!(" after `{}`", shown(&shape.name)));
         Err(Fault::unsupported(format_args!(

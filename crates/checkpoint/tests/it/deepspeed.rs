@@ -925,7 +925,10 @@ fn a_run_in_fp16_without_zero_has_the_weights_and_states_of_its_optimizer() {
 }
 
 /// Returns the file of a run without ZeRO, whose module and optimizer have these values.
-fn without_zero(module: &[(&str, std::ops::Range<i32>)], groups: &[&[std::ops::Range<i32>]]) -> Tree {
+fn without_zero(
+    module: &[(&str, std::ops::Range<i32>)],
+    groups: &[&[std::ops::Range<i32>]],
+) -> Tree {
     let group = |group: &&[std::ops::Range<i32>]| {
         Value::List(group.iter().map(|range| numbers(range.clone())).collect())
     };
