@@ -1,10 +1,12 @@
-//! Checkpoints written by DeepSpeed's `engine.save_checkpoint` with ZeRO stages 1 to 3, and universal checkpoints.
+//! Checkpoints written by DeepSpeed's `engine.save_checkpoint` with ZeRO stages 1 to 3, in fp16 without ZeRO, and
+//! universal checkpoints.
 
 mod files;
 mod flat;
 mod model;
 mod optimizer;
 mod universal;
+mod whole;
 mod zero;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,6 +21,7 @@ use self::files::Files;
 use self::flat::{Chain, Flat, Piece, joined};
 use self::model::ModelStates;
 use self::universal::Universal;
+use self::whole::Whole;
 use self::zero::Zero;
 use crate::dtype::Dtype;
 use crate::error::Error;
@@ -31,7 +34,8 @@ pub type Moments = BTreeMap<String, BTreeMap<String, FileTensor>>;
 
 /// An open folder of one step saved by DeepSpeed.
 ///
-/// Names and places of tensors are read, but not their elements. Nothing in a pickle is executed.
+/// Names and places of tensors are read, but not their elements, of which a run without ZeRO has the first of each
+/// parameter read. Nothing in a pickle is executed.
 ///
 /// ```
 /// use brigade_checkpoint::{DeepSpeedFolder, deepspeed_folder, pth::TensorData};
@@ -65,7 +69,7 @@ pub struct DeepSpeedFolder {
 struct Parameter {
     name: String,
     shape: Vec<u64>,
-    /// Parameter group: the optimizer's with stages 1 and 2, the engine's with stage 3.
+    /// Index of a parameter of the saved optimizer: a group with stages 1 and 2, one of the engine's with stage 3.
     group: usize,
 }
 
@@ -85,6 +89,7 @@ impl DeepSpeedFolder {
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let files = Files::of(folder)?;
         let (states, paths, parameters, stage, ranks, model);
+        let mut tied: Vec<(String, String)> = Vec::new();
         if files.is_universal {
             let universal = Universal::of(folder)?;
             // Stages 1 and 2 have a single file for the model.
@@ -95,6 +100,10 @@ impl DeepSpeedFolder {
             parameters = found.map_err(|fault| fault.at(&paths[0]))?;
             ranks = universal.partitions.unwrap_or(paths.len() as u64);
             states = States::Universal(Box::new(universal));
+        } else if let Some(whole) = Whole::open(&files)? {
+            (stage, ranks, paths) = (0, 1, vec![whole.path]);
+            (model, tied, parameters) = (whole.model, whole.tied, whole.parameters);
+            states = States::Zero(whole.zero);
         } else {
             let all = zero::ranks(&files)?;
             (stage, ranks) = (all[0].stage, all[0].partitions);
@@ -120,7 +129,8 @@ impl DeepSpeedFolder {
             };
             weights.add(&parameter.name, tensor);
         }
-        weights.add_tied(&model, &paths[0])?;
+        tied.extend(model.shared().map(|(name, other)| (name.to_owned(), other.to_owned())));
+        weights.add_tied(&tied, &paths[0])?;
         // Stage 1 does not save frozen parameters separately, but the module has them. With stage 3 the module is
         // empty.
         let mut untrained = Vec::new();
@@ -165,7 +175,7 @@ impl DeepSpeedFolder {
         &self.folder
     }
 
-    /// Returns the ZeRO stage: 1, 2 or 3.
+    /// Returns the ZeRO stage: 1, 2 or 3, and 0 for a run in fp16 without ZeRO.
     #[must_use]
     pub fn stage(&self) -> u64 {
         self.stage
@@ -347,11 +357,11 @@ impl NamedWeights {
     }
 
     /// Adds tied parameters under their other names, where the shared tensor is known.
-    fn add_tied(&mut self, model: &ModelStates, path: &Path) -> Result<(), Error> {
+    fn add_tied(&mut self, tied: &[(String, String)], path: &Path) -> Result<(), Error> {
         let size = |tensor: &FileTensor| tensor.info().bytes().unwrap_or_default();
         let own = self.all.iter().map(|(_, it)| size(it)).fold(0u64, u64::saturating_add);
         let mut left = own.saturating_mul(MAX_COPIES).saturating_add(FREE_BYTES);
-        for (name, other) in model.shared() {
+        for (name, other) in tied {
             let Some(&place) = self.places.get(other) else { continue };
             let tensor = self.all[place].1.clone();
             left = left.checked_sub(size(&tensor)).ok_or_else(|| Error::Unsupported {

@@ -16,6 +16,7 @@ use crate::group::ParameterGroup;
 use crate::lookahead::{Lookahead, SLOW};
 use crate::options::{Grouping, Options};
 use crate::param_state::{ParamStates, like};
+use crate::parts::StepParts;
 use crate::rule::{GroupStep, Rule, ShardedStep};
 use crate::shards::{Shards, spread_slots};
 
@@ -40,6 +41,8 @@ pub(crate) struct OptimizerInner {
     pub(crate) lookahead: Option<Lookahead>,
     /// Ranks and whole shapes, if some parameters are this rank's rows of larger ones.
     shards: Option<Shards>,
+    /// Parts of a step, if it has several.
+    pub(crate) parts: Option<StepParts>,
     /// Learning rate that the optimizer was built with. The groups' own rates are relative to it.
     pub(crate) initial_lr: f64,
     pub(crate) lr: f64,
@@ -74,6 +77,7 @@ impl OptimizerInner {
             states,
             lookahead,
             shards: None,
+            parts: None,
             initial_lr,
             lr,
             steps: 0,
@@ -248,14 +252,20 @@ impl OptimizerInner {
                 })?;
             }
             None => {
-                for group in &groups {
+                let mut step = |group: &GroupStep<'_>| {
                     let device = DeviceNumbers {
                         lr: group.lr_on_device.as_ref(),
                         steps: None,
                         grad_scale: scalars.grad_scale,
                         found_inf: scalars.found_inf,
                     };
-                    self.rule.step(&mut group.step(&mut self.states, counts, on_device, device))?;
+                    self.rule.step(&mut group.step(&mut self.states, counts, on_device, device))
+                };
+                // Lookahead writes into all parameters after the step.
+                let in_parts = self.rule.is_elementwise() && self.lookahead.is_none();
+                match self.parts.as_mut().filter(|_| in_parts) {
+                    Some(parts) => parts.step(&groups, step)?,
+                    None => groups.iter().try_for_each(&mut step)?,
                 }
             }
         }

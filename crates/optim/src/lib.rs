@@ -67,6 +67,7 @@ mod lookahead;
 mod optimizer;
 mod options;
 mod param_state;
+mod parts;
 mod rule;
 #[doc(hidden)]
 pub mod rules;

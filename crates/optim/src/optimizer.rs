@@ -14,6 +14,7 @@ use crate::device_scalars::DeviceScalars;
 use crate::group::ParameterGroup;
 use crate::inner::OptimizerInner;
 use crate::options::Options;
+use crate::parts::StepParts;
 use crate::rule::Rule;
 use crate::state::{OptimizerState, StateMismatch};
 
@@ -354,6 +355,44 @@ impl Optimizer {
         group: &ProcessGroup,
     ) -> Result<bool> {
         self.lock().replace_with_shards(shards, group)
+    }
+
+    /// Makes the next steps in parts: the parameters of each part are updated together, in this order, and `after` is
+    /// called with the part's index before the next is updated, also if none of them has a gradient. Parameters of no
+    /// part come last. An error of `after` ends the step. Has no effect for rules that are not
+    /// [elementwise](crate::Rule::is_elementwise), and with Lookahead, which writes into all parameters at the end.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    ///
+    /// use brigade_optim::Sgd;
+    /// use brigade_torch::{NamedTensor, set_gradient};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let named = |name: &str| NamedTensor {
+    ///     name: name.into(),
+    ///     tensor: Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true),
+    /// };
+    /// let parameters = [named("a"), named("b")];
+    /// let mut optimizer = Sgd::new(0.5).build(&parameters)?;
+    /// let tensors = parameters.each_ref().map(|it| it.tensor.shallow_clone());
+    /// tensors.iter().try_for_each(|it| set_gradient(it, &it.ones_like()))?;
+    /// let (sender, receiver) = mpsc::channel();
+    /// let [a, b] = tensors.each_ref().map(Tensor::shallow_clone);
+    /// optimizer.step_in_parts(&tensors.map(|it| vec![it]), move |part| {
+    ///     sender.send((part, a.double_value(&[0]), b.double_value(&[0]))).map_err(brigade_torch::Error::custom)
+    /// });
+    /// optimizer.step()?;
+    /// drop(optimizer);
+    /// assert_eq!(receiver.iter().collect::<Vec<_>>(), [(0, 0.5, 1.0), (1, 0.5, 0.5)]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn step_in_parts(
+        &mut self,
+        parts: &[Vec<Tensor>],
+        after: impl FnMut(usize) -> Result<()> + Send + 'static,
+    ) {
+        self.lock().parts = Some(StepParts::new(parts, after));
     }
 
     /// Returns the names and whole shapes of the state tensors that are sharded along the first dimension together with

@@ -403,6 +403,19 @@ pub(crate) struct GroupStep<'a> {
 }
 
 impl<'a> GroupStep<'a> {
+    /// Returns the part of the step for the parameters that `is_in` selects.
+    pub(crate) fn only(&self, is_in: impl Fn(&Tensor) -> bool) -> Self {
+        let places: Vec<usize> =
+            (0..self.chosen.len()).filter(|&place| is_in(self.parameters[place])).collect();
+        Self {
+            chosen: places.iter().map(|&place| self.chosen[place]).collect(),
+            parameters: places.iter().map(|&place| self.parameters[place]).collect(),
+            gradients: places.iter().map(|&place| self.gradients[place]).collect(),
+            lr_on_device: self.lr_on_device.as_ref().map(Tensor::shallow_clone),
+            ..*self
+        }
+    }
+
     /// Returns the step of this group.
     pub(crate) fn step<'s>(
         &'s self,

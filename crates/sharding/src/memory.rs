@@ -21,7 +21,8 @@ pub struct Memory {
     pub optimizer: u64,
     /// Whole parameters during a batch: two units, plus those that are not freed after the forward pass.
     pub gathered: u64,
-    /// Whole gradients of one unit, plus their copy in the type of reductions.
+    /// Whole gradients during a backward pass: of the unit that it computes, of the unit that is summed, with this
+    /// rank's rows of the sum, and of the root. With offload also the rows that are copied to the host's memory.
     pub reduce: u64,
     /// Buffers of the model.
     pub buffers: u64,
@@ -44,6 +45,23 @@ pub struct Workload {
     pub activations: u64,
     /// Bytes of the model's outputs, and of their gradient.
     pub logits: u64,
+}
+
+/// Bytes of a unit's gradients on the way to their shards, besides those that are kept.
+#[derive(Debug, Clone, Copy, Default)]
+struct GradientBytes {
+    /// Gradients as autograd makes them.
+    made: u64,
+    /// Copies of them for the reduction, with padding and in its type.
+    copied: u64,
+    /// This rank's rows of the sum.
+    rows: u64,
+    /// What is there until the reduction is done: its input and `rows`.
+    in_flight: u64,
+    /// Rows in the type of the shards, until they are in the host's memory.
+    leaving: u64,
+    /// The part of `leaving` that is a copy of `rows`, in another type.
+    cast: u64,
 }
 
 impl Memory {
@@ -130,7 +148,7 @@ impl ShardingPlan {
             parameters: whole,
             gradients: whole_gradients,
             gathered: if is_whole { 0 } else { self.gathered() },
-            reduce: self.units().iter().map(|unit| self.reduce_bytes(unit)).max().unwrap_or(0),
+            reduce: self.whole_gradients(),
             ..Memory::of_workload(workload)
         };
         match self.sharding().offload {
@@ -162,14 +180,20 @@ impl ShardingPlan {
     fn gathered(&self) -> u64 {
         let mut freed = [0; 2];
         let mut kept = 0;
-        for unit in self.units() {
+        for (place, unit) in self.units().iter().enumerate() {
             let bytes = unit.storage_bytes();
-            match unit.reshard {
+            // The unit that runs last stays whole for its backward pass, before which the others are freed.
+            let is_last = place + 1 == self.units().len() && !unit.is_root();
+            let reshard = match self.sharding().reshard_after_forward {
+                Reshard::Yes | Reshard::To(_) if is_last => Reshard::Yes,
+                _ => unit.reshard,
+            };
+            match reshard {
                 Reshard::No => kept += bytes,
                 Reshard::To(size) => kept += bytes / size as u64,
                 Reshard::Yes => {}
             }
-            if unit.reshard != Reshard::No {
+            if reshard != Reshard::No {
                 freed = if bytes > freed[0] {
                     [bytes, freed[0]]
                 } else {
@@ -180,19 +204,55 @@ impl ShardingPlan {
         kept + freed[0] + freed[1]
     }
 
-    /// Returns the bytes of a unit's gradients during their reduction: as autograd makes them, and as they are summed.
-    fn reduce_bytes(&self, unit: &Unit) -> u64 {
-        let bytes = |it: &UnitParameter| {
+    /// Returns the bytes of whole gradients that a backward pass has at once, besides those that are kept.
+    fn whole_gradients(&self) -> u64 {
+        let bytes: Vec<_> = self.units().iter().map(|unit| self.gradient_bytes(unit)).collect();
+        // The root's layers run before the other units and after them.
+        let root = self.units().first().filter(|unit| unit.is_root()).map_or(0, |_| bytes[0].made);
+        let later = |place: usize| bytes.get(place).copied().unwrap_or_default();
+        let at_once = |(place, unit): (usize, &GradientBytes)| {
+            let (next, last) = (later(place + 1), later(place + 2));
+            let root = if self.units()[place].is_root() { 0 } else { root };
+            let computed = next.in_flight + next.cast + last.leaving;
+            let copied = unit.copied + unit.rows + next.leaving;
+            root + unit.made + computed.max(copied)
+        };
+        bytes.iter().enumerate().map(at_once).max().unwrap_or(0)
+    }
+
+    fn gradient_bytes(&self, unit: &Unit) -> GradientBytes {
+        let accumulated = self.keeps_whole_gradients();
+        let leaves = self.sharding().offload != Offload::None;
+        let mut bytes = GradientBytes::default();
+        for it in unit.trained() {
             let is_cast = it.reduce_dtype != it.compute_dtype;
             let is_uneven = it.slot.padded_elements() != it.slot.elements();
-            let accumulated = self.keeps_whole_gradients();
             let made = it.compute_dtype.bytes() * it.slot.elements();
-            let input = it.reduce_dtype.bytes() * it.slot.padded_elements();
             let made = if accumulated && !is_cast { 0 } else { made };
-            let input = if is_uneven || (is_cast && !accumulated) { input } else { 0 };
-            made + input
-        };
-        unit.trained().map(bytes).sum()
+            let is_copied = is_uneven || (is_cast && !accumulated);
+            let input = it.reduce_dtype.bytes() * it.slot.padded_elements();
+            let copied = if is_copied { input } else { 0 };
+            let rows = it.reduce_dtype.bytes() * chunk(it);
+            // A single rank's rows, and what each rank has whole, are summed in place.
+            let rows = if it.slot.ranks == 1 || it.slot.is_whole { 0 } else { rows };
+            bytes.made += made;
+            bytes.copied += copied;
+            bytes.rows += rows;
+            bytes.in_flight += rows
+                + if is_copied {
+                    input
+                } else if accumulated {
+                    0
+                } else {
+                    made
+                };
+            if leaves {
+                let own = own_bytes(it) * chunk(it);
+                bytes.leaving += own;
+                bytes.cast += if it.reduce_dtype == it.parameter.dtype { 0 } else { own };
+            }
+        }
+        bytes
     }
 
     /// Returns `true` if whole gradients are kept until the accumulation window ends.

@@ -406,23 +406,48 @@ mod memory {
     #[test]
     fn two_units_and_the_root_are_whole() {
         let plan_of = |sharding: Sharding| plan(&model(64, 3), &sharding, 4);
+        let blocks = plan(&model(64, 3)[1..], &Sharding::zero3(), 4);
         let plan = plan_of(Sharding::zero3());
         let [root, block] = [&plan.units()[0], &plan.units()[1]].map(Unit::storage_bytes);
         assert_eq!(plan.memory(ADAM).gathered, root + 2 * block);
+        assert_eq!(blocks.memory(ADAM).gathered, 2 * block);
         let kept = plan_of(Sharding::zero3().reshard_after_forward(Reshard::No)).memory(ADAM);
         assert_eq!(kept.gathered, root + 3 * block);
         let part = plan_of(Sharding::zero3().reshard_after_forward(Reshard::To(2))).memory(ADAM);
-        assert_eq!(part.gathered, root + 3 * block / 2 + 2 * block);
-        // The largest unit's gradients, and their copy for the sum: the root's rows divide by 4.
-        assert_eq!(
-            plan.memory(ADAM).reduce,
-            4 * plan.units()[1].elements().max(plan.units()[0].elements())
-        );
-        let mixed = plan_of(Sharding::zero3().mixed(MixedPrecision::bf16())).memory(ADAM);
-        assert_eq!(
-            mixed.reduce,
-            (2 + 4) * plan.units()[1].elements().max(plan.units()[0].elements())
-        );
+        assert_eq!(part.gathered, root + 2 * block / 2 + 2 * block);
+    }
+
+    #[test]
+    fn a_backward_has_the_gradients_of_two_units_and_of_the_root() {
+        let reduce = |sharding: &Sharding, world: usize, parameters: &[Parameter]| {
+            plan(parameters, sharding, world).memory(ADAM).reduce
+        };
+        // The root and each block have 768 elements, whose rows 4 ranks divide.
+        let n = 768;
+        let all = model(64, 3);
+        let (zero2, zero3) = (Sharding::zero2(), Sharding::zero3());
+        for sharding in [&zero2, &zero3] {
+            // What is computed, what is summed with this rank's rows of the sum, and the root.
+            assert_eq!(reduce(sharding, 4, &all), 4 * (n + (n + n / 4) + n));
+            assert_eq!(reduce(sharding, 4, &all[1..]), 4 * (n + (n + n / 4)));
+            // One unit at a time: nothing is computed while it is summed.
+            assert_eq!(reduce(sharding, 4, &all[..1]), 4 * (n + n / 4));
+            // A single rank's rows are those of the sum.
+            assert_eq!(reduce(sharding, 1, &all), 4 * 3 * n);
+            // Rows that 5 ranks do not divide are copied with padding: 65 and 130 for 64 and 128.
+            let (padded, rows) = (65 * 5 + 130 * 3 + 65, 13 * 5 + 26 * 3 + 13);
+            assert_eq!(reduce(sharding, 5, &all[1..]), 4 * (n + padded + rows));
+        }
+        let mixed = zero3.clone().mixed(MixedPrecision::bf16());
+        assert_eq!(reduce(&mixed, 4, &all), 2 * n + 4 * (n + n / 4) + 2 * n);
+        // Gradients of a window are kept: what is made of them is their rows, and in 16 bits the last batch's.
+        let window = zero3.clone().reduce(ReduceGradients::Window);
+        assert_eq!(reduce(&window, 4, &all), 4 * n / 4);
+        let mixed = window.mixed(MixedPrecision::bf16());
+        assert_eq!(reduce(&mixed, 4, &all), 2 * n + 4 * n / 4 + 2 * n);
+        // The rows of a third block are on their way to the host's memory.
+        let offload = zero3.offload(Offload::Cpu { pin: true });
+        assert_eq!(reduce(&offload, 4, &all), 4 * (n + (n + n / 4) + n + n / 4));
     }
 
     #[test]
@@ -431,8 +456,10 @@ mod memory {
         let (on_device, offloaded) =
             (plan(&model(8, 3), &Sharding::zero3(), 4), plan(&model(8, 3), &offload, 4));
         let (on_device, offloaded) = (on_device.memory(ADAM), offloaded.memory(ADAM));
-        assert_eq!(offloaded.total() + offloaded.offloaded, on_device.total());
-        assert_eq!(offloaded.total(), on_device.gathered + on_device.reduce);
+        // The rows of a block's gradients, on their way.
+        let leaving = 4 * 96 / 4;
+        assert_eq!(offloaded.total() + offloaded.offloaded, on_device.total() + leaving);
+        assert_eq!(offloaded.total(), on_device.gathered + on_device.reduce + leaving);
     }
 }
 

@@ -56,7 +56,7 @@ std::vector<at::Tensor> ShardingEngine::add_unit(
       "`. Read parameters inside of `gathered`, or in the unit's own forward";
   unit.bytes = bytes;
   unit.reshards = reshards;
-  unit.keeps_part = keeps_part;
+  unit.keeps_part = keeps_part && !whole_at_rest_;
   const auto device = parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
   unit.storage = empty_storage(device);
   if (offloads_ && !device.is_cpu() && !to_device_) {
@@ -105,6 +105,10 @@ void ShardingEngine::enter(size_t index) {
       pass_ && (index == 0 || !pass_->open.empty()),
       "unit `", unit.name, "` runs outside of its prepared model's forward: call the prepared model, or read the ",
       "parameters inside of `gathered`");
+  if (kept_ && *kept_ != index) {
+    put_away(units_[*kept_]); // it was not the last
+  }
+  kept_.reset();
   ++unit.running;
   const auto place = pass_->runs.size();
   pass_->runs.push_back({index, place + 1});
@@ -132,15 +136,19 @@ void ShardingEngine::leave(size_t index, const std::vector<at::Tensor>& outputs)
   pass_->runs[place].end = pass_->runs.size();
   --unit.running;
   const bool differentiable = at::GradMode::is_enabled() && watch_outputs(place, outputs);
-  const bool last = !learnt_.empty() && learnt_.back() == index;
-  const bool stays = differentiable && (index == 0 || last || !unit.reshards);
-  if (!stays && unit.running == 0) {
-    if (differentiable && unit.keeps_part) {
-      keep_part(unit);
+  if (!differentiable) {
+    if (unit.running == 0) {
+      free(unit);
     }
-    free(unit);
+  } else if (index != 0 && unit.reshards && unit.running == 0) {
+    if (pass_->runs.back().unit == index) {
+      kept_ = index;
+    } else {
+      put_away(unit);
+    }
   }
   if (index == 0) {
+    kept_.reset();
     wait_for_copies();
     learnt_.clear();
     for (const auto& run : pass_->runs) {
@@ -162,14 +170,33 @@ void ShardingEngine::set_sync(bool sync, bool window_ends) {
   window_ends_ = window_ends;
 }
 
-void ShardingEngine::shards_changed() {
-  std::lock_guard<std::mutex> lock(mutex_);
+void ShardingEngine::begin_changes() {
+  if (changing_) {
+    return;
+  }
+  changing_ = true;
   ++version_;
   if (whole_at_rest_) {
     for (auto& unit : units_) {
       // A gather that is in flight may have read the rows as they were.
       finish_gather(unit);
     }
+  }
+}
+
+void ShardingEngine::unit_changed(size_t index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  begin_changes();
+  if (whole_at_rest_) {
+    start_gather(units_.at(index));
+  }
+}
+
+void ShardingEngine::shards_changed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  begin_changes();
+  changing_ = false;
+  if (whole_at_rest_) {
     // Each is waited for where it runs next.
     for (auto& unit : units_) {
       start_gather(unit);
@@ -200,6 +227,7 @@ void ShardingEngine::clear_unreduced() {
       parameter.whole.mutable_grad().reset();
     }
   }
+  unreduced_ = false;
 }
 
 void ShardingEngine::update_trained() {
@@ -373,6 +401,7 @@ at::Tensor ShardingEngine::new_shard(const at::Tensor& like, std::optional<at::I
 void ShardingEngine::reset() {
   at::NoGradGuard no_grad;
   pass_.reset();
+  kept_.reset();
   for (auto& unit : units_) {
     unit.running = 0;
     try {
@@ -380,7 +409,6 @@ void ShardingEngine::reset() {
       if (unit.reduction) {
         auto flight = std::move(*unit.reduction);
         unit.reduction.reset();
-        reduced_ -= flight.bytes;
         for (auto* work : flight.works()) {
           if (work != nullptr) {
             work_wait(*work, kNoLimit);
@@ -397,6 +425,7 @@ void ShardingEngine::reset() {
         parameter.kept.reset();
         parameter.partial.reset();
         parameter.whole.mutable_grad().reset();
+        parameter.made = 0;
       }
     }
     drop_part(unit);
@@ -404,7 +433,9 @@ void ShardingEngine::reset() {
   }
   // What has not come home is of a backward that failed.
   homeward_.clear();
+  reduced_ = 0;
   begin_count();
+  unreduced_ = unreduced_ && !in_backward_;
   in_backward_ = false;
 }
 
@@ -450,6 +481,10 @@ void sharder_leave(const Sharder& sharder, size_t unit, rust::Slice<const Tensor
 
 void sharder_set_sync(const Sharder& sharder, bool sync, bool window_ends) {
   sharder.engine->set_sync(sync, window_ends);
+}
+
+void sharder_unit_changed(const Sharder& sharder, size_t unit) {
+  sharder.engine->unit_changed(unit);
 }
 
 void sharder_shards_changed(const Sharder& sharder) {

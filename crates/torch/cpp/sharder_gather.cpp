@@ -61,6 +61,13 @@ void ShardingEngine::keep_part(Unit& unit) {
   count_gathered(unit.part_bytes);
 }
 
+void ShardingEngine::put_away(Unit& unit) {
+  if (unit.keeps_part && unit.state == State::Whole) {
+    keep_part(unit);
+  }
+  free(unit);
+}
+
 void ShardingEngine::drop_part(Unit& unit) {
   for (auto& parameter : unit.parameters) {
     parameter.part.reset();

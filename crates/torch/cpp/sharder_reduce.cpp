@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace brigade {
 
@@ -123,6 +124,12 @@ void ShardingEngine::gradient_arrived(size_t index, size_t place) {
   }
   if (!parameter.ready) {
     parameter.ready = true;
+    // Autograd adds it to those of the batches before, which are counted there, unless `keep` has taken them.
+    const bool added = unreduced_ && !parameter.kept.defined();
+    if (const auto& gradient = parameter.whole.grad(); gradient.defined() && !added) {
+      parameter.made = static_cast<int64_t>(gradient.nbytes());
+      count_reduced(parameter.made);
+    }
     if (--unit.missing == 0) {
       reduce_in_order(false);
     }
@@ -130,6 +137,7 @@ void ShardingEngine::gradient_arrived(size_t index, size_t place) {
 }
 
 void ShardingEngine::keep(Parameter& parameter) {
+  unreduced_ = true;
   const auto kind = parameter.sum_kind;
   if (kind == parameter.whole.scalar_type()) {
     return; // autograd adds them up in this type
@@ -174,21 +182,22 @@ void ShardingEngine::reduce(Unit& unit) {
       continue;
     }
     if (parameter.replicated()) {
-      flight.whole.push_back(input_of(parameter));
+      flight.whole.push_back(input_of(parameter, flight));
       (parameter.is_expert ? experts : shared).push_back(flight.whole.back());
     } else {
-      flight.inputs.push_back(input_of(parameter));
+      flight.inputs.push_back(input_of(parameter, flight));
       const auto& input = flight.inputs.back();
       // One rank's rows are all rows.
       flight.outputs.push_back(
           ranks_ == 1 ? input : at::empty({input.numel() / ranks_}, input.options()));
-      flight.bytes += static_cast<int64_t>(
-          ranks_ == 1 ? input.nbytes() : input.nbytes() + flight.outputs.back().nbytes());
+      if (ranks_ > 1) {
+        const auto rows = static_cast<int64_t>(flight.outputs.back().nbytes());
+        flight.bytes += rows;
+        count_reduced(rows);
+      }
     }
   }
   ++reductions_;
-  reduced_ += flight.bytes;
-  most_reduced_ = std::max(most_reduced_, reduced_);
   named("reduction of the gradients", unit.name, [&] {
     if (!flight.inputs.empty() && ranks_ > 1) {
       const auto outputs = references(flight.outputs);
@@ -214,7 +223,7 @@ void ShardingEngine::reduce(Unit& unit) {
   unit.reduction = std::move(flight);
 }
 
-at::Tensor ShardingEngine::input_of(Parameter& parameter) {
+at::Tensor ShardingEngine::input_of(Parameter& parameter, InFlight& flight) {
   const auto kind = parameter.sum_kind;
   auto& gradient = parameter.whole.mutable_grad();
   at::Tensor sum;
@@ -230,6 +239,9 @@ at::Tensor ShardingEngine::input_of(Parameter& parameter) {
       sum.strides() == parameter.rows_of_all.strides() && count > 0;
   if (as_it_lies) {
     flat = sum.as_strided({count}, {1});
+    if (!parameter.kept.defined()) {
+      flight.bytes += std::exchange(parameter.made, 0);
+    }
   } else {
     const auto options = at::TensorOptions().dtype(kind).device(parameter.whole.device());
     flat = sum.defined() ? at::empty({count}, options) : at::zeros({count}, options);
@@ -244,7 +256,10 @@ at::Tensor ShardingEngine::input_of(Parameter& parameter) {
         rows.narrow(0, size, rows.size(0) - size).zero_();
       }
     }
+    flight.bytes += static_cast<int64_t>(flat.nbytes());
+    count_reduced(static_cast<int64_t>(flat.nbytes()));
   }
+  reduced_ -= std::exchange(parameter.made, 0);
   parameter.kept.reset();
   gradient.reset();
   return flat;
@@ -308,6 +323,7 @@ void ShardingEngine::send_home(std::vector<Leaving> leaving) {
   }
   auto arrived = to_host_->behind_current([&] {
     for (auto& gradient : leaving) {
+      count_reduced(static_cast<int64_t>(gradient.on_device.nbytes()));
       gradient.on_host.copy_(gradient.on_device, /*non_blocking=*/pins_);
     }
   });
@@ -322,8 +338,14 @@ void ShardingEngine::take_in() {
   homeward_.pop_front();
   flight.arrived.synchronize();
   for (auto& gradient : flight.gradients) {
+    reduced_ -= static_cast<int64_t>(gradient.on_device.nbytes());
     add_to_gradient(*gradient.parameter, gradient.on_host);
   }
+}
+
+void ShardingEngine::count_reduced(int64_t bytes) {
+  reduced_ += bytes;
+  most_reduced_ = std::max(most_reduced_, reduced_);
 }
 
 void ShardingEngine::add_to_gradient(Parameter& parameter, const at::Tensor& rows) {
@@ -385,6 +407,7 @@ void ShardingEngine::reduce_unreduced() {
   std::lock_guard<std::mutex> lock(mutex_);
   begin_count();
   reduce_rest(true);
+  unreduced_ = false;
   begin_count();
 }
 
@@ -392,6 +415,7 @@ void ShardingEngine::backward_ends() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (sync_) {
     reduce_rest(window_ends_);
+    unreduced_ = false;
   }
   wait_for_copies();
   for (auto& unit : units_) {

@@ -52,6 +52,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   void set_sync(bool sync, bool window_ends);
 
+  void unit_changed(size_t index);
+
   void shards_changed();
 
   void scale_unreduced(const at::Tensor& factor);
@@ -98,6 +100,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     at::Tensor part;
     // Whether this backward's gradient is complete.
     bool ready = false;
+    // Bytes of this backward's gradient, where it takes memory besides the gradients of the batches before.
+    int64_t made = 0;
     // Gradients of batches that were not reduced, in the type of the reduction.
     at::Tensor kept;
     // Reduced over the shards, not yet over the replicas.
@@ -120,6 +124,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     // Of what is scattered, and of what each rank has whole, in the order of the unit's parameters.
     std::vector<at::Tensor> outputs;
     std::vector<at::Tensor> whole;
+    // Of inputs and outputs, without what the batches before have left.
     int64_t bytes = 0;
 
     std::array<Work*, 3> works() const {
@@ -230,6 +235,9 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   // Bytes that a unit's whole parameters take besides its shards.
   static int64_t extra_bytes(const Unit& unit);
 
+  // Begins anew where the shards have changed: whole parameters are of the shards before.
+  void begin_changes();
+
   // Before the host may write into offloaded shards: copies may still read them.
   void wait_for_copies() const;
 
@@ -257,7 +265,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   void reduce(Unit& unit);
 
   // A parameter's gradient as each rank's rows one after the other, flat, in the type of the reduction.
-  at::Tensor input_of(Parameter& parameter);
+  at::Tensor input_of(Parameter& parameter, InFlight& flight);
 
   void finish_reduction(Unit& unit);
 
@@ -268,6 +276,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   void send_home(std::vector<Leaving> leaving);
 
   void take_in();
+
+  void count_reduced(int64_t bytes);
 
   static void add_to_gradient(Parameter& parameter, const at::Tensor& rows);
 
@@ -284,6 +294,9 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   // Keeps this rank's part of the whole parameters for the backward.
   void keep_part(Unit& unit);
+
+  // Frees a unit that its forward has left and a backward will need again.
+  void put_away(Unit& unit);
 
   void drop_part(Unit& unit);
 
@@ -333,6 +346,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   std::mutex mutex_;
   std::vector<Unit> units_;
   std::shared_ptr<Pass> pass_;
+  // A unit that was left and stays whole until another one runs: the backward begins with the last.
+  std::optional<size_t> kept_;
   // The order of the last forward.
   std::vector<size_t> learnt_;
   bool sync_ = true;
@@ -343,6 +358,10 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   bool writes_ = false;
   bool in_backward_ = false;
   uint64_t version_ = 0;
+  // Between `unit_changed` and `shards_changed`: units gathered since then are of the shards as they are now.
+  bool changing_ = false;
+  // Whether there are gradients of batches that were not reduced.
+  bool unreduced_ = false;
   // Units from this one on have been reduced in this backward.
   size_t next_ = 0;
 
@@ -350,6 +369,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   int64_t most_whole_ = 0;
   int64_t gathered_ = 0;
   int64_t most_gathered_ = 0;
+  // Whole gradients of this backward, what is summed, and what is on its way to the host.
   int64_t reduced_ = 0;
   int64_t most_reduced_ = 0;
   uint64_t gathers_ = 0;

@@ -513,7 +513,7 @@ pub(crate) mod ffi {
         /// Total bytes of gathered parameters.
         gathered: u64,
         most_gathered: u64,
-        /// Maximum number of bytes of reductions in flight.
+        /// Maximum number of bytes of a backward's gradients, of reductions, and of copies to the host.
         most_reduced: u64,
         gathers: u64,
         reductions: u64,
@@ -930,6 +930,7 @@ pub(crate) mod ffi {
         fn sharder_reduce_unreduced(sharder: &Sharder) -> Result<()>;
         fn sharder_clear_unreduced(sharder: &Sharder) -> Result<()>;
         fn sharder_shards_changed(sharder: &Sharder) -> Result<()>;
+        fn sharder_unit_changed(sharder: &Sharder, unit: usize) -> Result<()>;
         fn sharder_update_trained(sharder: &Sharder) -> Result<()>;
         fn sharder_reset(sharder: &Sharder);
         fn sharder_hold_all(sharder: &Sharder, will_write: bool) -> Result<()>;

@@ -109,7 +109,8 @@ pub struct SharderMeter {
     pub gathered_bytes: u64,
     /// Maximum number of bytes of whole parameters at once, besides the shards.
     pub peak_gathered_bytes: u64,
-    /// Maximum number of bytes of gradients in reductions at once.
+    /// Maximum number of bytes at once of whole gradients of one backward, of their reductions, and of rows that are
+    /// copied to the host's memory. Gradients of earlier batches that were not reduced are not included.
     pub peak_reduced_bytes: u64,
     /// Maximum number of units that were whole at once, including the root.
     pub peak_whole_units: u64,
@@ -149,8 +150,7 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::new", &error))?;
         let mut modules = HashMap::new();
         let mut shards = Vec::new();
-        // The engine always has a root, because that is where a forward begins and ends.
-        let has_root = plan.units().first().is_some_and(Unit::is_root);
+        let has_root = has_root(&plan);
         if !has_root {
             shards.extend(add_unit(&handle, None, parameters)?);
         }
@@ -259,6 +259,19 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::shards_changed", &error))
     }
 
+    /// Updates whole parameters of one unit after a change of its shards, given its index in
+    /// [`ShardingPlan::units`], while those of other units are still changed: an optimizer that steps one unit after the
+    /// other. Parameters that stay whole are gathered again. All ranks call it for the same units in the same order, and
+    /// [`Sharder::shards_changed`] afterwards, which gathers the others.
+    ///
+    /// # Errors
+    /// [`crate::TorchError::Libtorch`] when a gather cannot be started.
+    pub fn unit_changed(&self, unit: usize) -> Result<(), Error> {
+        let number = unit + usize::from(!has_root(&self.plan));
+        ffi::sharder_unit_changed(&self.handle.0, number)
+            .map_err(|error| Error::libtorch("Sharder::unit_changed", &error))
+    }
+
     /// Updates which parameters require a gradient.
     ///
     /// # Errors
@@ -330,6 +343,12 @@ impl Sharder {
     pub fn groups(&self) -> &ShardingGroups {
         &self.groups
     }
+}
+
+/// Returns `true` if the first unit of a plan is the root. The engine always has one, because that is where a forward
+/// begins and ends.
+fn has_root(plan: &ShardingPlan) -> bool {
+    plan.units().first().is_some_and(Unit::is_root)
 }
 
 /// Forward that has not ended yet.

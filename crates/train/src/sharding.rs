@@ -27,7 +27,8 @@ use brigade_checkpoint::layout::Placement;
 use brigade_nn::Model;
 use brigade_optim::Optimizer;
 use brigade_sharding::{
-    Axis, Mesh, ReduceGradients, Reshard, Sharding, ShardingPlan, Strategy, TensorPart,
+    Axis, Mesh, Offload, ReduceGradients, Reshard, Sharding, ShardingPlan, Strategy, TensorPart,
+    Unit,
 };
 use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId};
 use parking_lot::Mutex;
@@ -192,6 +193,22 @@ impl ShardedModels {
                 optimizer.replace_with_shards(&pairs, &model.sharder.groups().gather)
             })?;
         }
+        // Each unit's copy to the device begins while the processor steps the next.
+        let (mut parts, mut units) = (Vec::new(), Vec::new());
+        for model in self.models() {
+            if model.copies_after_steps() && model.is_stepped_by(&optimizer) {
+                for (unit, shards) in model.shards_of_units().into_iter().enumerate() {
+                    parts.push(shards);
+                    units.push((Arc::downgrade(&model), unit));
+                }
+            }
+        }
+        if !parts.is_empty() {
+            optimizer.step_in_parts(&parts, move |part| {
+                let (model, unit) = &units[part];
+                model.upgrade().map_or(Ok(()), |model| model.sharder.unit_changed(*unit))
+            });
+        }
         Ok(())
     }
 
@@ -284,6 +301,25 @@ impl ShardedModel {
     /// Returns `true` if the shards have all gradients after each backward, regardless of the accumulation window.
     pub(crate) fn has_reduced_gradients(&self) -> bool {
         self.reduces_each_batch() && self.plan().mesh().size(Axis::Replicate) == 1
+    }
+
+    /// Returns `true` if a step is followed by copies of all shards from the host to the device.
+    fn copies_after_steps(&self) -> bool {
+        let sharding = self.plan().sharding();
+        sharding.offload != Offload::None
+            && sharding.strategy.keeps_parameters_whole()
+            && self.device() != Device::Cpu
+    }
+
+    /// Returns the shards of each unit of the plan.
+    fn shards_of_units(&self) -> Vec<Vec<Tensor>> {
+        let units = self.plan().units().iter();
+        self.with_parameters(|all| {
+            let shards = |unit: &Unit| {
+                unit.parameters.iter().map(|it| all[it.index].shard.shallow_clone()).collect()
+            };
+            units.map(shards).collect()
+        })
     }
 
     /// Returns the parts that this rank has, by all names of their parameters.

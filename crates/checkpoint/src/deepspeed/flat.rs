@@ -37,7 +37,7 @@ impl Flat {
     }
 
     /// Returns the location of `count` elements from `first` on. The range must exist.
-    fn part(&self, first: u64, count: u64) -> TensorLocation {
+    pub(super) fn part(&self, first: u64, count: u64) -> TensorLocation {
         let info = TensorInfo { dtype: self.dtype, shape: vec![count] };
         let offset = self.offset + first * self.dtype.bytes();
         TensorLocation { path: self.path.clone(), offset, info }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use super::files::TENSOR_PARALLEL;
 use super::flat::Flat;
+use super::optimizer::{Masters, RankStates};
 use crate::error::Error;
 use crate::fault::Fault;
 use crate::file_tensor::FileTensor;
@@ -85,8 +86,8 @@ impl ModelStates {
             Some(group @ Value::Dict(_)) => std::slice::from_ref(group),
             _ => {
                 return Err(Fault::unsupported(
-                    "it has no `param_shapes`, which DeepSpeed writes with ZeRO; for a run without ZeRO, convert this \
-                     file alone with the key `module`",
+                    "it has no `param_shapes`, which DeepSpeed writes with ZeRO; convert this file alone with the key \
+                     `module`",
                 ));
             }
         };
@@ -119,13 +120,29 @@ impl ModelStates {
 
     /// Iterates over the tensors of the module, as the rank has them.
     pub(super) fn module(&self) -> impl Iterator<Item = (&str, FileTensor)> {
+        self.stored().map(|(name, tensor)| (name, FileTensor::stored(&self.file, tensor.clone())))
+    }
+
+    /// Iterates over the places of the module's tensors.
+    pub(super) fn stored(&self) -> impl Iterator<Item = (&str, &StoredTensor)> {
         let entries = self.tree.get("module").and_then(Value::as_dict).unwrap_or_default();
         entries.iter().filter_map(|(name, value)| match (name, value) {
-            (Value::Str(name), Value::Tensor(tensor)) => {
-                Some((name.as_str(), FileTensor::stored(&self.file, tensor.clone())))
-            }
+            (Value::Str(name), Value::Tensor(tensor)) => Some((name.as_str(), tensor)),
             _ => None,
         })
+    }
+
+    /// Locates the elements of a tensor of this file.
+    pub(super) fn flat(&self, tensor: &StoredTensor) -> Result<Flat, Fault> {
+        Flat::of(&self.file.lock(), tensor)
+    }
+
+    /// Reads the optimizer of a run without ZeRO. `None` if it is in files of its own.
+    pub(super) fn optimizer(&self, path: &Path) -> Result<Option<(RankStates, Masters)>, Fault> {
+        match self.tree.get("optimizer").filter(|it| it.as_dict().is_some()) {
+            Some(state) => RankStates::whole(path, &self.file, state).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Iterates over tied parameters: the name, and the name of the parameter that it shares.

@@ -118,6 +118,83 @@ impl RankStates {
     }
 }
 
+/// Weights in 32 bits of an optimizer without ZeRO.
+#[derive(Debug)]
+pub(super) struct Masters {
+    /// Indices of each group's vectors.
+    pub(super) groups: Vec<Vec<usize>>,
+    /// Shapes of the vectors, if each is a parameter. Otherwise a group's vector has its parameters one after the other.
+    pub(super) shapes: Option<Vec<Vec<u64>>>,
+}
+
+impl RankStates {
+    /// Reads DeepSpeed's FP16_Optimizer, which has one vector for each group, or FP16_UnfusedOptimizer.
+    pub(super) fn whole(
+        path: &Path,
+        file: &Arc<Mutex<PthFile>>,
+        state: &Tree,
+    ) -> Result<(Self, Masters), Fault> {
+        let items = |key: &str| state.get(key).and_then(Value::as_items);
+        let (mut groups, mut vectors) = (Vec::new(), Vec::new());
+        let is_fused = items("fp32_groups_flat").is_some();
+        let of_groups = items("fp32_groups_flat").or_else(|| items("fp32_groups"));
+        for group in of_groups.ok_or_else(|| {
+            Fault::unsupported(
+                "its optimizer is not one of DeepSpeed's for fp16: a run without ZeRO is read in fp16; convert this file \
+                 alone with the key `module`",
+            )
+        })? {
+            let members = if is_fused { std::slice::from_ref(group) } else { group.as_items().unwrap_or_default() };
+            groups.push((vectors.len()..vectors.len() + members.len()).collect());
+            vectors.extend(members);
+        }
+        let (mut weights, mut shapes) = (Vec::new(), Vec::new());
+        for (index, vector) in vectors.into_iter().enumerate() {
+            let Value::Tensor(tensor) = vector else {
+                let found = vector.describe();
+                return Err(Fault::damaged(format_args!(
+                    "weight {index} in 32 bits is {found}, not a tensor"
+                )));
+            };
+            weights.push(Flat::of(&file.lock(), tensor)?);
+            shapes.push(tensor.info().shape);
+        }
+        let base = state.get("optimizer_state_dict");
+        let slots = slots(file, base, weights.len())?;
+        let stored = |tensor| Ok::<_, Fault>(FileTensor::stored(file, tensor));
+        let groups_of_base = base.and_then(|base| base.get("param_groups")).cloned();
+        let groups_of_base =
+            groups_of_base.map(|it| it.try_map(&mut |_, tensor| stored(tensor))).transpose()?;
+        let attribute = |(ours, theirs): (&'static str, &str)| {
+            let value = state.get(theirs)?.clone().try_map(&mut |_, tensor| stored(tensor));
+            Some(value.map(|value| (ours, value)))
+        };
+        let scaler = SCALER.into_iter().filter_map(attribute).collect::<Result<Vec<_>, _>>()?;
+        let states = Self {
+            path: path.to_owned(),
+            stage: 0,
+            partitions: 1,
+            weights,
+            paddings: None,
+            slots,
+            groups: groups_of_base,
+            // A run in bfloat16 has no scale.
+            scaler: (!scaler.is_empty()).then(|| Value::dict(scaler)),
+        };
+        Ok((states, Masters { groups, shapes: (!is_fused).then_some(shapes) }))
+    }
+}
+
+/// Attributes of ZeRO's loss scaler, and the same numbers in an optimizer without ZeRO.
+const SCALER: [(&str, &str); 6] = [
+    ("dynamic", "dynamic_loss_scale"),
+    ("cur_scale", "cur_scale"),
+    ("cur_iter", "cur_iter"),
+    ("last_overflow_iter", "last_overflow_iter"),
+    ("scale_factor", "scale_factor"),
+    ("scale_window", "scale_window"),
+];
+
 /// Reads the states of each group: a dictionary by index in `state`, or a list as in elastic checkpoints.
 fn slots(
     file: &Arc<Mutex<PthFile>>,

@@ -1,4 +1,4 @@
-//! Parameters partitioned over the ranks, in flat vectors.
+//! Parameters partitioned over the ranks, in flat vectors, or whole in those of one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,6 +96,20 @@ impl Zero {
             }
         }
         Ok((Self { ranks, pieces }, parameters))
+    }
+
+    /// Locates the parameters of an optimizer that one file has whole.
+    pub(super) fn of_whole(
+        states: RankStates,
+        found: Vec<(Shape, Piece)>,
+    ) -> (Self, Vec<Parameter>) {
+        let (parameters, pieces) = found
+            .into_iter()
+            .map(|(Shape { name, shape, .. }, piece)| {
+                (Parameter { name, shape, group: piece.vector }, vec![piece])
+            })
+            .unzip();
+        (Self { ranks: vec![states], pieces }, parameters)
     }
 
     pub(super) fn weight(&self, index: usize, parameter: &Parameter) -> Result<FileTensor, Error> {

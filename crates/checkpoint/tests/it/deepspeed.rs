@@ -754,20 +754,24 @@ fn a_folder_of_accelerate_with_deepspeed_becomes_a_checkpoint() {
     assert!(!report.left_out.iter().any(|line| line.contains("pytorch_model")), "{report:?}");
 }
 
-/// The fixtures were made by `fixtures/deepspeed/make_fp16.py`, which went on after the checkpoint.
-#[test]
-fn a_run_in_fp16_continues_with_its_scale_and_its_place_in_the_schedule() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let names = ["0.weight", "0.bias", "1.weight", "1.bias"];
-    let shapes = [vec![3, 4], vec![3], vec![2, 3], vec![2]];
-    let numbers = json!({
-        "lr": 0.01, "initial_lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "amsgrad": 0.0
-    });
+/// Writes the checkpoint of a program in fp16 with these groups of parameters, right after `prepare`.
+fn program_in_fp16(
+    folder: &Path,
+    groups: &[&[&str]],
+    parameters: &[(&'static str, Vec<u64>)],
+    has_scaler: bool,
+) {
+    let group = |names: &&[&str]| {
+        let numbers = json!({
+            "lr": 0.01, "initial_lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,
+            "amsgrad": 0.0
+        });
+        json!({ "numbers": numbers, "parameters": names })
+    };
     let optimizer = json!({
         "kind": "AdamW", "steps": 0, "initial_lr": 0.01, "lr": 0.01,
-        "groups": [{ "numbers": numbers, "parameters": names }],
-        "parameters": names, "state": {},
+        "groups": groups.iter().map(group).collect::<Vec<_>>(),
+        "parameters": groups.concat(), "state": {},
     });
     let definition = json!({ "all": { "function": { "momentum": false } } });
     let scheduler = json!({ "position": 0, "lr": 0.0, "plateau": null, "definition": definition });
@@ -775,13 +779,60 @@ fn a_run_in_fp16_continues_with_its_scale_and_its_place_in_the_schedule() {
         "scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "growth_tracker": 0
     });
     let entries = [
-        ("model", "model", None, names.into_iter().zip(shapes).collect()),
+        ("model", "model", None, parameters.to_vec()),
         ("optimizer", "optimizer", Some(optimizer), Vec::new()),
         ("scheduler", "scheduler", Some(scheduler), Vec::new()),
         ("scaler", "scaler", Some(scaler), Vec::new()),
     ];
+    saved::write(folder, 2, 0, &entries[..if has_scaler { 4 } else { 3 }]);
+}
+
+/// Compares a checkpoint that was converted from a fixture, whose optimizer has counted this many steps, with the steps
+/// that DeepSpeed made after it.
+fn goes_on(checkpoint: &Path, step: &str, counted: u64) {
+    let found = fs::read(fixture(&format!("{step}.json"))).unwrap();
+    let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
+    let list = |key: &str| found[key].as_array().unwrap().clone();
+    let saved_at = found["saved"].as_u64().unwrap() as usize;
+    let skipped: Vec<bool> = list("skipped").iter().map(|it| it.as_bool().unwrap()).collect();
+    let scales: Vec<f64> = list("scales").iter().map(|it| it.as_f64().unwrap()).collect();
+    let stepped = skipped[..saved_at].iter().filter(|skipped| !**skipped).count();
+    assert_eq!((saved_at, stepped), (7, 5));
+    let checkpoint = Checkpoint::open(checkpoint).unwrap();
+    assert_eq!(checkpoint.manifest().step, counted);
+    let state = |kind: &str| {
+        let object = checkpoint.manifest().of_kind(kind).next().unwrap().clone();
+        checkpoint.state(&object).unwrap().unwrap()
+    };
+    let scheduler = state("scheduler");
+    assert_eq!(scheduler.get("position").and_then(Value::as_int), Some(stepped as i64));
+    let lr = list("lr")[saved_at].as_f64();
+    assert_eq!(scheduler.get("lr").and_then(Value::as_float), lr);
+    // PyTorch's rule from the converted state.
+    let scaler = state("scaler");
+    let number = |key: &str| scaler.get(key).and_then(Value::as_float).unwrap();
+    let (mut scale, mut tracker) = (number("scale"), number("growth_tracker"));
+    for step in saved_at..scales.len() {
+        assert_eq!(scale, scales[step], "step {step}");
+        tracker += 1.0;
+        if skipped[step] {
+            (scale, tracker) = (scale * number("backoff_factor"), 0.0);
+        } else if tracker == number("growth_interval") {
+            (scale, tracker) = (scale * number("growth_factor"), 0.0);
+        }
+    }
+}
+
+/// The fixtures were made by `fixtures/deepspeed/make_fp16.py`, which went on after the checkpoint.
+#[test]
+fn a_run_in_fp16_continues_with_its_scale_and_its_place_in_the_schedule() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let names = ["0.weight", "0.bias", "1.weight", "1.bias"];
+    let shapes = [vec![3, 4], vec![3], vec![2, 3], vec![2]];
+    let parameters: Vec<_> = names.into_iter().zip(shapes).collect();
     let like = folder.join("like");
-    saved::write(&like, 2, 0, &entries);
+    program_in_fp16(&like, &[&names], &parameters, true);
     for stage in [2, 3] {
         let step = format!("{stage}-float16");
         let universal = folder.join(format!("universal-{step}"));
@@ -791,15 +842,6 @@ fn a_run_in_fp16_continues_with_its_scale_and_its_place_in_the_schedule() {
                 fs::copy(entry.path(), universal.join(entry.file_name())).unwrap();
             }
         }
-        let found = fs::read(fixture(&format!("{step}.json"))).unwrap();
-        let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
-        let list = |key: &str| found[key].as_array().unwrap().clone();
-        let saved_at = found["saved"].as_u64().unwrap() as usize;
-        let skipped: Vec<bool> = list("skipped").iter().map(|it| it.as_bool().unwrap()).collect();
-        let scales: Vec<f64> = list("scales").iter().map(|it| it.as_f64().unwrap()).collect();
-        let stepped = skipped[..saved_at].iter().filter(|skipped| !**skipped).count();
-        assert_eq!((saved_at, stepped), (7, 5));
-
         for from in [fixture(&step), universal] {
             let run = DeepSpeedFolder::open(&deepspeed_folder(&from).unwrap().unwrap()).unwrap();
             assert_eq!((run.step(), run.skipped_steps()), (Some(7), Some(2)));
@@ -808,38 +850,118 @@ fn a_run_in_fp16_continues_with_its_scale_and_its_place_in_the_schedule() {
             assert_eq!(report.left_out, Vec::<String>::new(), "{}", from.display());
             let expected = values(&fixture(&format!("{step}.safetensors")));
             assert_eq!(values(&to.join("model.safetensors")), expected);
-            let checkpoint = Checkpoint::open(&to).unwrap();
-            assert_eq!(checkpoint.manifest().step, stepped as u64);
-            let state = |kind: &str| {
-                let object = checkpoint.manifest().of_kind(kind).next().unwrap().clone();
-                checkpoint.state(&object).unwrap().unwrap()
-            };
-            let scheduler = state("scheduler");
-            assert_eq!(scheduler.get("position").and_then(Value::as_int), Some(stepped as i64));
-            let lr = list("lr")[saved_at].as_f64();
-            assert_eq!(scheduler.get("lr").and_then(Value::as_float), lr);
-            // PyTorch's rule from the converted state, over the steps that DeepSpeed made after the checkpoint.
-            let scaler = state("scaler");
-            let number = |key: &str| scaler.get(key).and_then(Value::as_float).unwrap();
-            let (mut scale, mut tracker) = (number("scale"), number("growth_tracker"));
-            for step in saved_at..scales.len() {
-                assert_eq!(scale, scales[step], "step {step}");
-                tracker += 1.0;
-                if skipped[step] {
-                    (scale, tracker) = (scale * number("backoff_factor"), 0.0);
-                } else if tracker == number("growth_interval") {
-                    (scale, tracker) = (scale * number("growth_factor"), 0.0);
-                }
-            }
+            goes_on(&to, &step, 5);
             fs::remove_dir_all(&to).unwrap();
         }
     }
 
     // A program without a scaler.
     let like = folder.join("without");
-    saved::write(&like, 2, 0, &entries[..3]);
+    program_in_fp16(&like, &[&names], &parameters, false);
     let to = folder.join("made");
     let report = convert_like(&fixture("2-float16"), &to, &like, &[StateKind::Random]).unwrap();
     let line = "`loss_scaler` of global_step7: ";
     assert!(report.left_out.iter().any(|it| it.starts_with(line)), "{report:?}");
+}
+
+/// The fixtures were made by `fixtures/deepspeed/make_whole.py`, which went on after the checkpoint.
+#[test]
+fn a_run_in_fp16_without_zero_has_the_weights_and_states_of_its_optimizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let groups: [&[&str]; 2] =
+        [&["embedding.weight", "middle.weight", "back.weight"], &["middle.bias", "back.bias"]];
+    let parameters = [
+        ("embedding.weight", vec![7, 5]),
+        ("middle.weight", vec![3, 5]),
+        ("back.weight", vec![5, 3]),
+        ("middle.bias", vec![3]),
+        ("back.bias", vec![5]),
+        ("head.weight", vec![7, 5]),
+        ("frozen.weight", vec![5, 5]),
+        ("frozen.bias", vec![5]),
+        ("scale", vec![5]),
+    ];
+    let like = folder.join("like");
+    program_in_fp16(&like, &groups, &parameters, true);
+    for name in ["0-float16", "0-float16-fused"] {
+        let to = folder.join("made.safetensors");
+        let report = convert(&fixture(name), &to, TARGET).unwrap();
+        let line = "a checkpoint of DeepSpeed: stage 0, 1 rank, step 7, 9 tensors";
+        assert_eq!(report.read[0], line, "{name}");
+        assert!(report.read[1].starts_with("`frozen.weight`, `frozen.bias` from the model's"));
+        assert_eq!(values(&to), values(&fixture(&format!("{name}.safetensors"))), "{name}");
+        fs::remove_file(&to).unwrap();
+
+        let run = DeepSpeedFolder::open(&fixture(name).join("global_step7")).unwrap();
+        assert_eq!((run.stage(), run.ranks(), run.skipped_steps()), (0, 1, Some(2)));
+        let mut found = moments(&run);
+        // DeepSpeed makes one step without gradients at the start, for the memory of the states.
+        assert_eq!(found["back.bias/step"].1, 6f32.to_le_bytes());
+        found.retain(|name, _| !name.ends_with("/step"));
+        assert_eq!(found, values(&fixture(&format!("{name}.moments.safetensors"))), "{name}");
+        let state = run.optimizer_state().unwrap();
+        let saved = state.get("param_groups").unwrap().as_items().unwrap();
+        for (group, (names, decay)) in saved.iter().zip(groups.iter().zip([0.1, 0.0])) {
+            let found = group.get("param_names").unwrap().as_items().unwrap();
+            assert!(found.iter().filter_map(Value::as_str).eq(names.iter().copied()), "{found:?}");
+            assert_eq!(group.get("weight_decay").and_then(Value::as_float), Some(decay));
+        }
+
+        let to = folder.join("made");
+        let report = convert_like(&fixture(name), &to, &like, &[StateKind::Random]).unwrap();
+        let line = "5 steps, where the optimizer has counted 6";
+        assert!(report.left_out.iter().any(|it| it.contains(line)), "{report:?}");
+        goes_on(&to, name, 6);
+        let found = values(&to.join("optimizer.safetensors"));
+        for (name, moment) in values(&fixture(&format!("{name}.moments.safetensors"))) {
+            let (parameter, slot) = name.split_once('/').unwrap();
+            let of = |key: &String| key.ends_with(&format!("{parameter}.{slot}"));
+            let own: Vec<_> = found.iter().filter(|(key, _)| of(key)).map(|(_, it)| it).collect();
+            assert_eq!(own, [&moment], "{name} of {:?}", found.keys());
+        }
+        fs::remove_dir_all(&to).unwrap();
+    }
+}
+
+/// Returns the file of a run without ZeRO, whose module and optimizer have these values.
+fn without_zero(
+    module: &[(&str, std::ops::Range<i32>)],
+    groups: &[&[std::ops::Range<i32>]],
+) -> Tree {
+    let group = |group: &&[std::ops::Range<i32>]| {
+        Value::List(group.iter().map(|range| numbers(range.clone())).collect())
+    };
+    let optimizer = Value::dict([
+        ("fp32_groups", Value::List(groups.iter().map(group).collect())),
+        ("cur_scale", Value::Float(128.0)),
+    ]);
+    let module = module.iter().map(|(name, range)| (*name, numbers(range.clone())));
+    Value::dict([("module", Value::dict(module)), ("optimizer", optimizer)])
+}
+
+#[test]
+fn weights_without_names_are_found_by_their_values_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let path = folder.join("mp_rank_00_model_states.pt");
+    let module = [("frozen", 5..8), ("a", 0..3), ("b", 7..9), ("c", 1..4), ("d", 2..4)];
+    // The frozen parameter has the shape of one that is trained.
+    save(&path, &without_zero(&module, &[&[1..4], &[0..3, 7..9, 2..4]]));
+    let run = DeepSpeedFolder::open(folder).unwrap();
+    let names: Vec<_> = run.weights().iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "frozen"]);
+    let error = |groups: &[&[std::ops::Range<i32>]]| {
+        save(&path, &without_zero(&module, groups));
+        DeepSpeedFolder::open(folder).unwrap_err().to_string()
+    };
+    // In another order than that of the module, with values of another step, and of another optimizer.
+    let found = error(&[&[7..9, 0..3]]);
+    assert!(found.contains("of group 0 after `b` are not the next"), "{found}");
+    let found = error(&[&[0..3], &[8..10]]);
+    assert!(found.contains("of group 1 are not the next") && found.contains("`module`"), "{found}");
+    let plain = Value::dict([("state", Value::dict::<&str>([]))]);
+    save(&path, &with(without_zero(&module, &[]), vec![("optimizer", plain)]));
+    let found = DeepSpeedFolder::open(folder).unwrap_err().to_string();
+    assert!(found.contains("not one of DeepSpeed's for fp16"), "{found}");
 }

@@ -336,7 +336,8 @@ fn every_strategy_of_sharding() {
     assert_eq!(offloaded["offload"], true);
     let on_host = offloaded["bytes_per_rank"]["offloaded"].as_u64().unwrap();
     let saved = bytes("zero3", "total") - offloaded["bytes_per_rank"]["total"].as_u64().unwrap();
-    assert_eq!((on_host, saved), (4 * padded, 4 * padded));
+    // While the root's gradients are summed, a block's rows are on their way to the host: 4 bytes of a quarter.
+    assert_eq!((on_host, saved), (4 * padded, 4 * padded - block));
 }
 
 #[test]
@@ -362,7 +363,7 @@ fn the_smallest_change_that_fits_is_named() {
 #[test]
 fn strategies_as_a_table() {
     let (code, stdout, stderr) =
-        ask(&["resnet18", "--nproc", "1,4", "--image-size", "32", "--memory", "100M"]);
+        ask(&["resnet18", "--nproc", "1,4", "--image-size", "32", "--memory", "110M"]);
     assert_eq!(code, 0, "{stderr}");
     let heads: Vec<_> = stdout.lines().filter(|line| line.contains(" none ")).collect();
     assert!(heads[0].starts_with("1 rank ") && !heads[0].contains("zero1"), "{stdout}");

@@ -1,50 +1,16 @@
 //! A rank of Brigade's engine of ZeRO-3 and one of PyTorch's `fully_shard` (FSDP2), which train one model together.
 
-use brigade_nn::{Linear, Model, Module, ParamPath, Unit};
+use brigade_nn::{Model, ParamPath};
 use brigade_optim::Sgd;
 use brigade_sharding::{Sharding, ShardingPlan};
 use brigade_test_needs::{needs, part};
-use brigade_torch::{ProcessGroup, Result, ShardingGroups, backward};
-use brigade_train::{ConnectOptions, Processes};
+use brigade_torch::{ProcessGroup, ShardingGroups, backward};
 use tch::{Device, Kind, Tensor};
 
-use crate::torchrun::{lines_of, say};
+use crate::fsdp2_net::Net;
+use crate::torchrun::{losses_of, say_losses};
 
 const STEPS: usize = 5;
-
-/// Layers with rows that two ranks do not divide evenly, and fewer rows than ranks.
-struct Net {
-    stem: Linear,
-    blocks: Vec<(Unit, Linear, Linear)>,
-    head: Linear,
-}
-
-impl Net {
-    fn new(path: &ParamPath<'_>) -> Self {
-        let blocks = (0..3).map(|number| {
-            let path = path / "blocks" / number;
-            (path.unit(), Linear::new(&path / "up", 7, 5), Linear::new(&path / "down", 5, 7))
-        });
-        let blocks = blocks.collect();
-        Self {
-            stem: Linear::new(path / "stem", 5, 7),
-            blocks,
-            head: Linear::new(path / "head", 7, 1),
-        }
-    }
-}
-
-impl Module<&Tensor> for Net {
-    type Output = Tensor;
-
-    fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let mut x = self.stem.forward(input)?;
-        for (unit, up, down) in &self.blocks {
-            x = unit.run(|| Ok(&x + down.forward(&up.forward(&x)?.tanh())?))?;
-        }
-        self.head.forward(&x)
-    }
-}
 
 /// The same numbers as in the script.
 fn wave(size: &[i64], phase: f64) -> Tensor {
@@ -54,7 +20,8 @@ fn wave(size: &[i64], phase: f64) -> Tensor {
 
 /// The loss of this rank's samples at each step.
 fn losses(group: &ProcessGroup) -> Vec<f64> {
-    let mut model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
+    let new = |path: &ParamPath<'_>| Net::new(path, 1);
+    let mut model = Model::builder().kind(Kind::Double).build(new).unwrap();
     for parameter in model.parameters() {
         let tensor = parameter.tensor.detach();
         tensor.shallow_clone().copy_(&(wave(&tensor.size(), 0.1) * 0.4));
@@ -89,17 +56,14 @@ fn losses(group: &ProcessGroup) -> Vec<f64> {
 
 #[part]
 fn rank() {
-    let options = ConnectOptions { cpu: true, ..ConnectOptions::default() };
-    let processes = Processes::join(options).unwrap();
-    let group = processes.group().unwrap();
-    let losses = losses(&group);
-    group.barrier().unwrap();
-    let losses: Vec<String> = losses.iter().map(|it| format!("{it:e}")).collect();
-    say(&format!("rank {}: {}", processes.process_index(), losses.join(" ")));
+    say_losses(|group| {
+        let losses = losses(&group);
+        group.barrier().unwrap();
+        losses
+    });
 }
 
-/// The last block is not gathered again for its backward, as PyTorch recommends and the engine does once it has seen the
-/// order of a forward. In float64 FSDP2 would divide gradients before their sum, and the engine divides the sum. Without the
+/// The last block is not gathered again for its backward, as PyTorch recommends and the engine does. In float64 FSDP2 would divide gradients before their sum, and the engine divides the sum. Without the
 /// end in order of the interpreter, in which PyTorch 2.13 sometimes aborts after FSDP2 on Gloo.
 const PYTHON: &str = "\
 import os, torch, torch.distributed as dist
@@ -132,9 +96,9 @@ for block in model.blocks: fully_shard(block)
 fully_shard(model)
 for module in [model, *model.blocks]: module.set_gradient_divide_factor(1.0)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+model.blocks[2].set_reshard_after_forward(False)
 found = []
 for step in range(5):
-    model.blocks[2].set_reshard_after_forward(step == 0)
     phase = float(rank * 31 + step * 17)
     loss = (model(wave([2, 5], phase)) - wave([2, 1], phase + 0.5)).square().mean()
     loss.backward()
@@ -153,13 +117,7 @@ fn both(python: Option<usize>) -> [Vec<f64>; 2] {
     let line = format!(
         "{is_python} && exec \"$1\" -c \"$PYTHON_RANK\"; exec \"$0\" --part fsdp2_ranks::rank"
     );
-    let found = lines_of(PYTHON, &line);
-    let losses = |line: &String| -> Vec<f64> {
-        let numbers = line.split_once(": ").unwrap().1.split(' ');
-        numbers.map(|it| it.parse().unwrap()).collect()
-    };
-    let all: Vec<Vec<f64>> = found.iter().map(losses).collect();
-    all.try_into().unwrap()
+    losses_of(PYTHON, &line)
 }
 
 #[needs(Pytorch)]

@@ -5,10 +5,9 @@ use brigade_sharding::TensorPlan;
 use brigade_test_needs::{needs, part};
 use brigade_testkit::assert_close;
 use brigade_torch::{ProcessGroup, Result, backward, clear_gradient, gradient};
-use brigade_train::{ConnectOptions, Processes};
 use tch::{Device, Kind, Tensor};
 
-use crate::torchrun::{lines_of, say};
+use crate::torchrun::{losses_of, say_losses};
 
 const STEPS: usize = 4;
 
@@ -81,10 +80,7 @@ fn losses(group: Option<ProcessGroup>) -> Vec<f64> {
 
 #[part]
 fn rank() {
-    let options = ConnectOptions { cpu: true, ..ConnectOptions::default() };
-    let processes = Processes::join(options).unwrap();
-    let found: Vec<String> = losses(processes.group()).iter().map(|it| format!("{it:e}")).collect();
-    say(&format!("rank {}: {}", processes.process_index(), found.join(" ")));
+    say_losses(|group| losses(Some(group)));
 }
 
 /// The perceptron as PyTorch's tensors: this rank's rows of `up` and columns of `down`.
@@ -141,12 +137,8 @@ fn a_rank_of_pythons_computes_the_other_half_of_a_layer() {
         let line = format!(
             "[ $RANK = {python} ] && exec \"$1\" -c \"$PYTHON_RANK\"; exec \"$0\" --part tensor_ranks::rank"
         );
-        let found = lines_of(PYTHON, &line);
-        assert_eq!(found.len(), 2, "{found:?}");
-        for line in found {
-            let numbers = line.split_once(": ").unwrap().1.split(' ');
-            let numbers: Vec<f64> = numbers.map(|it| it.parse().unwrap()).collect();
-            assert_close(&numbers, &expected, 1e-13, 1e-15);
+        for found in losses_of(PYTHON, &line) {
+            assert_close(&found, &expected, 1e-13, 1e-15);
         }
     }
 }

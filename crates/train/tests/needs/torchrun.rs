@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use brigade_test_needs::{Need, needs, part};
-use brigade_torch::ReduceOp;
-use brigade_train::Accelerator;
+use brigade_torch::{ProcessGroup, ReduceOp};
+use brigade_train::{Accelerator, ConnectOptions, Processes};
 use tch::Tensor;
 
 /// How many attempts fail before one succeeds.
@@ -38,7 +38,7 @@ fn rank() {
 }
 
 /// In one piece: the ranks have the same output.
-pub(crate) fn say(line: &str) {
+fn say(line: &str) {
     use std::io::Write;
     std::io::stdout().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
@@ -101,12 +101,26 @@ fn succeeds(words: &[&str], failures: u32, line: &str) {
     assert_eq!(lines(&output), [0, 1].map(|rank| format!("rank {rank}, attempt {failures}: 6")));
 }
 
-/// The lines of two ranks of one host, each of which a line of `sh` starts; `python` is the script of one of Python's.
-pub(crate) fn lines_of(python: &str, line: &str) -> Vec<String> {
+/// The losses of two ranks of one host, each of which a line of `sh` starts; `python` is the script of one of Python's.
+pub(crate) fn losses_of(python: &str, line: &str) -> [Vec<f64>; 2] {
     let mut command = torchrun(&["--nproc-per-node=2", "--standalone"], 0, line);
     command.env("PYTHON_RANK", python);
     let [output] = outputs([command]);
-    lines(&output)
+    let losses = |line: String| -> Vec<f64> {
+        let numbers = line.split_once(": ").unwrap().1.split(' ');
+        numbers.map(|it| it.parse().unwrap()).collect()
+    };
+    let ranks: Vec<_> = lines(&output).into_iter().map(losses).collect();
+    ranks.try_into().unwrap()
+}
+
+/// Joins a job, and writes the losses that this rank finds in its group.
+pub(crate) fn say_losses(losses: impl FnOnce(ProcessGroup) -> Vec<f64>) {
+    let options = ConnectOptions { cpu: true, ..ConnectOptions::default() };
+    let processes = Processes::join(options).unwrap();
+    let found = losses(processes.group().unwrap());
+    let found: Vec<String> = found.iter().map(|it| format!("{it:e}")).collect();
+    say(&format!("rank {}: {}", processes.process_index(), found.join(" ")));
 }
 
 /// A port that was free a moment ago, and that no program is given that asks for any.

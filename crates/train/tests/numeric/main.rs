@@ -8,6 +8,8 @@ mod clipping;
 mod comm_hooks;
 mod cpu;
 mod device;
+#[path = "../common/fsdp2_net.rs"]
+mod fsdp2_net;
 mod metrics;
 #[path = "../common/net.rs"]
 mod net;

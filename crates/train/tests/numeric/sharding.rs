@@ -73,6 +73,31 @@ impl Module<&Tensor> for Net {
     }
 }
 
+/// Residual layers that are units, without a root.
+pub(crate) struct Deep(Vec<(Unit, Linear)>);
+
+impl Deep {
+    pub(crate) fn new(path: &ParamPath<'_>, units: i64, width: i64) -> Self {
+        let unit = |number| {
+            let path = path / "blocks" / number;
+            (path.unit(), Linear::new(&path / "linear", width, width))
+        };
+        Self((0..units).map(unit).collect())
+    }
+}
+
+impl Module<&Tensor> for Deep {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let mut x = input.shallow_clone();
+        for (unit, linear) in &self.0 {
+            x = unit.run(|| Ok::<_, brigade_torch::Error>(&x + linear.forward(&x)?.tanh()))?;
+        }
+        Ok(x)
+    }
+}
+
 pub(crate) fn net() -> Model<Net> {
     let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
     fill(&model);
@@ -205,6 +230,8 @@ fn strategies(ranks: usize) -> Vec<Sharding> {
     ];
     if ranks == 4 {
         all.push(Sharding::zero3().reshard_after_forward(Reshard::To(2)));
+        // Has no effect there.
+        all.push(Sharding::zero2().reshard_after_forward(Reshard::To(2)));
     }
     if ranks.is_multiple_of(2) {
         all.push(Sharding::hybrid(2));

@@ -405,8 +405,11 @@ fn pickle(input: &[u8]) {
 /// Parses the files of one rank, with storages of the sizes in the corpus.
 fn deepspeed(input: &[u8]) {
     let (optimizers, model) = match input.split_first() {
-        Some((b'o', pickle)) => (vec![pickle], DEEPSPEED_MODEL),
-        Some((b'm', pickle)) => (DEEPSPEED_OPTIMIZERS.to_vec(), pickle),
+        Some((b'o', pickle)) => (vec![Some(pickle)], DEEPSPEED_MODEL),
+        // First without files of an optimizer, as of a run without ZeRO.
+        Some((b'm', pickle)) => {
+            (std::iter::once(None).chain(DEEPSPEED_OPTIMIZERS.map(Some)).collect(), pickle)
+        }
         _ => return,
     };
     let floats: Vec<u8> = (0..8u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
@@ -427,8 +430,10 @@ fn deepspeed(input: &[u8]) {
     write("mp_rank_00_model_states.pt", &bytes);
     write("zero_pp_rank_0_mp_rank_00_model_states.pt", &bytes);
     for optimizer in optimizers {
-        let states = saved(optimizer, 4);
-        write("zero_pp_rank_0_mp_rank_00_optim_states.pt", &states);
+        let states = optimizer.map(|pickle| saved(pickle, 4)).unwrap_or_default();
+        if optimizer.is_some() {
+            write("zero_pp_rank_0_mp_rank_00_optim_states.pt", &states);
+        }
         let Ok(run) = DeepSpeedFolder::open(folder.path()) else { continue };
         let _ = (run.to_string(), run.optimizer_state());
         let moments = run.moments().unwrap_or_default();

@@ -279,6 +279,36 @@ fn every_strategy_has_the_bits_of_a_reducer() {
     }
 }
 
+/// Units that are gathered as soon as they were stepped are gathered once, and have the bits of a step of all.
+#[test]
+fn units_change_one_after_the_other() {
+    tch::set_num_threads(1);
+    let run = |one_by_one: bool| {
+        on_ranks(2, |groups| {
+            let rank = groups.gather.rank();
+            let net = Net::new(Kind::Float);
+            let (sharder, shards) = shard(&net, groups, &Sharding::zero2());
+            for step in 0..STEPS {
+                backward(&net.sharded_loss(&sharder, &tokens(rank, step)).unwrap()).unwrap();
+                let mut shards = shards.iter();
+                let before = sharder.meter().unwrap().gathers;
+                for (unit, parameters) in net.units.iter().enumerate() {
+                    descend(shards.by_ref().take(parameters.len()));
+                    // The last is left to `shards_changed`, as after an error.
+                    if one_by_one && unit < BLOCKS {
+                        sharder.unit_changed(unit).unwrap();
+                        assert_eq!(sharder.meter().unwrap().gathers - before, unit as u64 + 1);
+                    }
+                }
+                sharder.shards_changed().unwrap();
+                assert_eq!(sharder.meter().unwrap().gathers - before, 1 + BLOCKS as u64);
+            }
+            sharder.gathered(|| Ok::<_, Error>(net.values())).unwrap()
+        })
+    };
+    assert_eq!(run(true), run(false));
+}
+
 #[test]
 fn a_read_outside_of_its_unit_is_an_error_that_names_the_parameter_and_the_unit() {
     on_ranks(2, |groups| {
@@ -520,8 +550,9 @@ fn a_recomputed_part_gathers_its_unit_once() {
                 })
             };
             backward(&loss(&tokens(rank, 0)).unwrap()).unwrap();
-            // The root once, each block in the forward and in the backward: nothing for recomputed parts.
-            assert_eq!(sharder.meter().unwrap().gathers, 1 + 2 * BLOCKS as u64);
+            // The root once, each block in the forward, and all but the last in the backward: nothing for recomputed
+            // parts.
+            assert_eq!(sharder.meter().unwrap().gathers, 2 * BLOCKS as u64);
             for named in net.parameters() {
                 assert!(
                     gradient(&named.tensor).unwrap().is_none(),

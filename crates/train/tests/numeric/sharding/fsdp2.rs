@@ -1,50 +1,15 @@
 //! The numbers of PyTorch's `fully_shard` (`tests/golden/make_fsdp2.py`): losses, norms of the gradients and weights.
 
-use brigade_nn::{Linear, Model, Module, ParamPath, Unit};
+use brigade_nn::{Model, ParamPath};
 use brigade_sharding::{ReduceGradients, Reshard, Sharding};
 use brigade_testkit::assert_close;
-use brigade_torch::Result;
 use brigade_train::{AcceleratorBuilder, ClipNorm};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use super::{Rule, on_ranks, samples};
+use crate::fsdp2_net::Net;
 use crate::net::fill;
-
-struct Net {
-    stem: Linear,
-    blocks: Vec<(Unit, Linear, Linear)>,
-    head: Linear,
-}
-
-impl Net {
-    fn new(path: &ParamPath<'_>) -> Self {
-        let blocks = (0..3).map(|number| {
-            let path = path / "blocks" / number;
-            (path.unit(), Linear::new(&path / "up", 7, 5), Linear::new(&path / "down", 5, 7))
-        });
-        let blocks = blocks.collect();
-        Self {
-            stem: Linear::new(path / "stem", 5, 7),
-            blocks,
-            head: Linear::new(path / "head", 7, 3),
-        }
-    }
-}
-
-impl Module<&Tensor> for Net {
-    type Output = Tensor;
-
-    fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let mut x = self.stem.forward(input)?;
-        for (unit, up, down) in &self.blocks {
-            x = unit.run(|| {
-                Ok::<_, brigade_torch::Error>(&x + down.forward(&up.forward(&x)?.tanh())?)
-            })?;
-        }
-        self.head.forward(&x)
-    }
-}
 
 const STEPS: usize = 4;
 const MICRO: usize = 2;
@@ -58,7 +23,8 @@ struct Trained {
 /// What a rank finds.
 fn trained(builder: AcceleratorBuilder, rank: usize, rule: Rule, max_norm: f64) -> Trained {
     let accelerator = builder.build().unwrap();
-    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
+    let new = |path: &ParamPath<'_>| Net::new(path, 3);
+    let model = Model::builder().kind(Kind::Double).build(new).unwrap();
     fill(&model);
     let optimizer = rule.build(&model);
     let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();

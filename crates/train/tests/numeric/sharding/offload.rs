@@ -88,6 +88,120 @@ fn random_delays_of_copies_change_no_bit() {
     }
 }
 
+/// Where parameters are whole between steps, a unit's copy to the GPU begins before the next unit is stepped.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_unit_is_copied_while_the_next_is_stepped() {
+    use std::sync::{Arc, Mutex, OnceLock};
+
+    use brigade_nn::{Model, ParamPath};
+    use brigade_optim::{Optimizer, Step};
+    use brigade_torch::{Result, Sharder};
+    use tch::Tensor;
+
+    use super::Deep;
+
+    /// The gathers that a model had begun at each call of the rule.
+    #[derive(Debug, Default)]
+    struct Watch(OnceLock<Arc<Sharder>>, Mutex<Vec<u64>>);
+
+    #[derive(Debug)]
+    struct Watching(Arc<Watch>);
+    impl brigade_optim::Rule for Watching {
+        fn name(&self) -> &'static str {
+            "Watching"
+        }
+        fn slots(&self) -> &'static [&'static str] {
+            &[]
+        }
+        fn is_elementwise(&self) -> bool {
+            true
+        }
+        fn step(&self, step: &mut Step<'_>) -> Result<()> {
+            let Watch(sharder, gathers) = &*self.0;
+            gathers.lock().unwrap().push(sharder.get().unwrap().meter()?.gathers);
+            let lr = step.lr();
+            step.each(|parameter, gradient, _| {
+                let _ = parameter.shallow_clone().f_sub_(&gradient.f_mul_scalar(lr)?)?;
+                Ok(())
+            })
+        }
+    }
+    const UNITS: u64 = 4;
+    fake::install(1).unwrap();
+    for (sharding, in_parts) in
+        [(Sharding::zero1(), true), (Sharding::zero2(), true), (Sharding::zero3(), false)]
+    {
+        let sharding = sharding.offload(Offload::Cpu { pin: true });
+        let accelerator = Accelerator::builder().quiet(true).sharding(sharding).build().unwrap();
+        let new = |path: &ParamPath<'_>| Deep::new(path, UNITS as i64, 8);
+        let model = Model::builder().build(new).unwrap();
+        let watch = Arc::new(Watch::default());
+        let optimizer = Optimizer::with_rule(Watching(Arc::clone(&watch)), 0.1);
+        let optimizer = optimizer.build(&model).unwrap();
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        let sharder = model.sharder().unwrap();
+        watch.0.set(Arc::clone(sharder)).unwrap();
+        let input = Tensor::ones([2, 8], (Kind::Float, accelerator.device()));
+        for _ in 0..2 {
+            let loss = model.forward(&input).unwrap().square().mean(Kind::Float);
+            accelerator.backward(&loss).unwrap();
+            let before = sharder.meter().unwrap().gathers;
+            optimizer.step().unwrap();
+            optimizer.zero_grad().unwrap();
+            let found: Vec<u64> = watch.1.lock().unwrap().drain(..).map(|it| it - before).collect();
+            let after = sharder.meter().unwrap().gathers - before;
+            if in_parts {
+                assert_eq!((found, after), ((0..UNITS).collect(), UNITS));
+            } else {
+                assert_eq!((found, after), (vec![0], 0));
+            }
+        }
+    }
+}
+
+/// Steps unit by unit have the bits of steps of all parameters at once, however late copies are.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_step_in_parts_has_the_bits_of_a_whole_one() {
+    use brigade_optim::{AdamW, Lookahead};
+
+    fake::install(1).unwrap();
+    let mut random = brigade_test_needs::random();
+    let cases = recipes().into_iter().map(|recipe| (recipe, false)).chain([(recipes()[0], true)]);
+    for (recipe, looks_ahead) in cases {
+        for sharding in [Sharding::zero1(), Sharding::zero2()] {
+            let run = |in_parts: bool| {
+                let offloaded = sharding.clone().offload(Offload::Cpu { pin: true });
+                let builder = Accelerator::builder().quiet(true).sharding(offloaded);
+                let accelerator = builder.sync_batch_norm(true).build().unwrap();
+                let model = net();
+                let optimizer = if looks_ahead {
+                    let lookahead = Lookahead::default().every(2);
+                    AdamW::default().lr(1e-2).lookahead(lookahead).build(&model).unwrap()
+                } else {
+                    recipe.rule.build(&model)
+                };
+                let mut objects = accelerator.prepare((model, optimizer)).unwrap();
+                if !in_parts {
+                    objects.1.settled().unwrap().step_in_parts(&[], |_| Ok(()));
+                }
+                for number in 0..STEPS {
+                    step(&accelerator, &mut objects, &recipe, 0..1, number).unwrap();
+                }
+                values(&objects.0)
+            };
+            let expected = run(false);
+            same_bits(&run(true), &expected, &format!("{recipe:?}, {sharding:?}"));
+            for _ in 0..4 {
+                let seed = random.u64(..);
+                let _delays = fake::random_delays(seed);
+                same_bits(&run(true), &expected, &format!("seed {seed}, {recipe:?}, {sharding:?}"));
+            }
+        }
+    }
+}
+
 /// Ranks that come to their gathers and reductions at random times have the bits of ranks that do not wait. A failure
 /// prints the seed.
 #[test]
@@ -164,35 +278,19 @@ fn random_delays_of_ranks_change_no_bit() {
 #[cfg(not(feature = "cuda"))]
 #[test]
 fn the_gpu_holds_two_units_and_no_shards() {
-    use brigade_nn::{Linear, Model};
+    use brigade_nn::{Model, ParamPath};
     use brigade_optim::AdamW;
-    use brigade_torch::Result;
     use tch::Tensor;
 
-    struct Deep(Vec<(brigade_nn::Unit, Linear)>);
-    impl brigade_nn::Module<&Tensor> for Deep {
-        type Output = Tensor;
-        fn forward(&self, input: &Tensor) -> Result<Tensor> {
-            let mut x = input.shallow_clone();
-            for (unit, linear) in &self.0 {
-                x = unit.run(|| Ok(&x + linear.forward(&x)?.tanh()))?;
-            }
-            Ok(x)
-        }
-    }
+    use super::Deep;
+
     const UNIT: u64 = 256 * 256 * 4 + 256 * 4;
     fake::install(1).unwrap();
     let bf16 =
         MixedPrecision { param: Some(brigade_checkpoint::Dtype::BF16), ..Default::default() };
-    for mixed in [MixedPrecision::default(), bf16] {
-        let model = Model::deferred(|path| {
-            let unit = |number| {
-                let path = path / "blocks" / number;
-                (path.unit(), Linear::new(&path / "linear", 256, 256))
-            };
-            Deep((0..8).map(unit).collect())
-        })
-        .unwrap();
+    // The highest memory is that of the process: the precision that needs less comes first.
+    for mixed in [bf16, MixedPrecision::default()] {
+        let model = Model::deferred(|path: &ParamPath<'_>| Deep::new(path, 8, 256)).unwrap();
         let sharding = Sharding::zero3().mixed(mixed).offload(Offload::Cpu { pin: true });
         let accelerator = Accelerator::builder().quiet(true).sharding(sharding).build().unwrap();
         let optimizer = AdamW::default().build(&model).unwrap();
@@ -208,12 +306,14 @@ fn the_gpu_holds_two_units_and_no_shards() {
             losses.push(loss.double_value(&[]));
         }
         assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
-        let meter = accelerator.parallel().memory_report().unwrap().unwrap();
-        let gathered = meter.rows.iter().find(|row| row.kind == "gathered").unwrap().measured;
-        assert!(gathered <= 2 * (UNIT + 1024), "{gathered}");
-        let peak = fake::memory(0).unwrap().peak;
-        // Two whole units, their gradients, and two units' reductions; the activations are small.
-        assert!(peak < 7 * UNIT, "{peak} bytes of units of {UNIT}");
+        let report = accelerator.parallel().memory_report().unwrap().unwrap();
+        let row = |kind: &str| *report.rows.iter().find(|row| row.kind == kind).unwrap();
+        let (gathered, reduced) = (row("gathered"), row("reduced"));
+        assert_eq!(gathered.measured, gathered.planned);
+        assert_eq!(reduced.measured, reduced.planned);
+        let (planned, peak) = (gathered.planned + reduced.planned, fake::memory(0).unwrap().peak);
+        // The activations are small.
+        assert!(peak <= planned + UNIT / 4, "{peak} bytes, {planned} planned, units of {UNIT}");
     }
 }
 
