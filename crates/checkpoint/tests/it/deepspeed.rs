@@ -924,19 +924,16 @@ fn a_run_in_fp16_without_zero_has_the_weights_and_states_of_its_optimizer() {
     }
 }
 
-/// Returns the file of a run without ZeRO, whose module and optimizer have these values.
-fn without_zero(
-    module: &[(&str, std::ops::Range<i32>)],
-    groups: &[&[std::ops::Range<i32>]],
-) -> Tree {
-    let group = |group: &&[std::ops::Range<i32>]| {
-        Value::List(group.iter().map(|range| numbers(range.clone())).collect())
+/// Returns the file of a run without ZeRO, whose module and optimizer have the numbers of these half-open ranges.
+fn without_zero(module: &[(&str, (i32, i32))], groups: &[&[(i32, i32)]]) -> Tree {
+    let group = |group: &&[(i32, i32)]| {
+        Value::List(group.iter().map(|&(first, end)| numbers(first..end)).collect())
     };
     let optimizer = Value::dict([
         ("fp32_groups", Value::List(groups.iter().map(group).collect())),
         ("cur_scale", Value::Float(128.0)),
     ]);
-    let module = module.iter().map(|(name, range)| (*name, numbers(range.clone())));
+    let module = module.iter().map(|&(name, (first, end))| (name, numbers(first..end)));
     Value::dict([("module", Value::dict(module)), ("optimizer", optimizer)])
 }
 
@@ -945,20 +942,20 @@ fn weights_without_names_are_found_by_their_values_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let path = folder.join("mp_rank_00_model_states.pt");
-    let module = [("frozen", 5..8), ("a", 0..3), ("b", 7..9), ("c", 1..4), ("d", 2..4)];
+    let module = [("frozen", (5, 8)), ("a", (0, 3)), ("b", (7, 9)), ("c", (1, 4)), ("d", (2, 4))];
     // The frozen parameter has the shape of one that is trained.
-    save(&path, &without_zero(&module, &[&[1..4], &[0..3, 7..9, 2..4]]));
+    save(&path, &without_zero(&module, &[&[(1, 4)], &[(0, 3), (7, 9), (2, 4)]]));
     let run = DeepSpeedFolder::open(folder).unwrap();
     let names: Vec<_> = run.weights().iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["a", "b", "c", "d", "frozen"]);
-    let error = |groups: &[&[std::ops::Range<i32>]]| {
+    let error = |groups: &[&[(i32, i32)]]| {
         save(&path, &without_zero(&module, groups));
         DeepSpeedFolder::open(folder).unwrap_err().to_string()
     };
     // In another order than that of the module, with values of another step, and of another optimizer.
-    let found = error(&[&[7..9, 0..3]]);
+    let found = error(&[&[(7, 9), (0, 3)]]);
     assert!(found.contains("of group 0 after `b` are not the next"), "{found}");
-    let found = error(&[&[0..3], &[8..10]]);
+    let found = error(&[&[(0, 3)], &[(8, 10)]]);
     assert!(found.contains("of group 1 are not the next") && found.contains("`module`"), "{found}");
     let plain = Value::dict([("state", Value::dict::<&str>([]))]);
     save(&path, &with(without_zero(&module, &[]), vec![("optimizer", plain)]));
