@@ -198,16 +198,16 @@ fn flags_mean_the_same_in_other_folders_and_with_another_optimisation() {
     let flags = |text: &str, folders: [&str; 2]| {
         Flags::of(text.split(' ').map(OsStr::new), &folders.map(str::to_owned))
     };
-    let (first, second) = (["/home/a/out", "/opt/torch"], ["/work/b", "/venv/torch"]);
-    let release = flags("-O3 -fPIC -I /home/a/out/x -isystem /opt/torch/include", first).unwrap();
-    let debug = flags("-O0 -fPIC -I /work/b/x -isystem /venv/torch/include", second).unwrap();
+    let (first, second) = (["/a/out", "/opt/torch"], ["/b/target", "/venv/torch"]);
+    let release = flags("-O3 -fPIC -I /a/out/x -isystem /opt/torch/include", first).unwrap();
+    let debug = flags("-O0 -fPIC -I /b/target/x -isystem /venv/torch/include", second).unwrap();
     assert_eq!(release.meaning, ["-fPIC", "-I", "<0>/x", "-isystem", "<1>/include"]);
     assert_eq!(release.meaning, debug.meaning);
     assert_eq!(
         (release.optimisation, debug.optimisation),
         (vec!["-O3".into()], vec!["-O0".into()])
     );
-    let other = flags("-O3 -fPIC -mavx2 -I /home/a/out/x -isystem /opt/torch/include", first);
+    let other = flags("-O3 -fPIC -mavx2 -I /a/out/x -isystem /opt/torch/include", first);
     assert_ne!(other.unwrap().meaning, debug.meaning);
     assert_eq!(flags("-O3 -march=native", first), None);
 }
