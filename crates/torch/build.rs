@@ -3,11 +3,12 @@
 #[path = "build/object_cache.rs"]
 mod object_cache;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
-use object_cache::{Inputs, ObjectCache};
+use object_cache::{Flags, Inputs, Label, ObjectCache, Toolchain};
 
 /// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
 /// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
@@ -154,40 +155,58 @@ fn main() {
     watch(Path::new("cpp"));
     for entry in fs::read_dir(&kernels).expect("brigade-kernels' own folder can be read") {
         let path = entry.expect("brigade-kernels' own folder can be read").path();
-        if path.extension().is_some_and(|it| it == "cu" || it == "cuh") {
+        if is_kernel(&path) {
             println!("cargo::rerun-if-changed={}", path.display());
         }
     }
 }
 
 /// Puts the archive of the border into cargo's `OUT_DIR`: from the user's cache if the same was compiled before, in
-/// any project, or else by compiling it. A cache that cannot be read or written costs only time.
+/// any project or for a release of Brigade, or else by compiling it. A cache that cannot be read or written costs only
+/// time.
 fn compile_or_load(build: &mut cc::Build, torch: &Path, kernels: &Path, headers: &[&Path]) {
+    println!("cargo::rerun-if-env-changed=BRIGADE_OBJECT_CACHE");
     let archive = variable("OUT_DIR").join(format!("lib{ARCHIVE}.a"));
-    let key = key(&build.get_compiler(), torch, kernels, headers).ok().flatten();
-    let cached = ObjectCache::of_user().zip(key);
-    if let Some((cache, key)) = &cached
-        && cache.load(key, &archive).expect("cargo's OUT_DIR can be written")
-    {
-        return;
+    let keys = keys(&build.get_compiler(), torch, kernels, headers).ok().flatten();
+    let cached = ObjectCache::of_user().zip(keys);
+    if let Some((cache, keys)) = &cached {
+        if cache.load(&keys.exact, &archive).expect("cargo's OUT_DIR can be written") {
+            return;
+        }
+        if let Some(label) = &keys.label
+            && cache.load_shipped(label, &archive).expect("cargo's OUT_DIR can be written")
+        {
+            // Cargo shows it with `-vv`.
+            println!("the C++ was compiled for a release of Brigade");
+            return;
+        }
     }
     build.objects(loops(torch, headers[0])).compile(ARCHIVE);
-    if let Some((cache, key)) = cached
-        && let Err(error) = cache.store(&key, &archive)
+    if let Some((cache, keys)) = cached
+        && let Err(error) = cache.store(&keys.exact, keys.label.as_ref(), &archive)
     {
         // Cargo shows it with `-vv`. It is not a warning for users of a read-only home folder.
         println!("cannot keep the compiled C++ for other projects: {error}");
     }
 }
 
-/// Returns the key of the archive: a hash of the C++ texts, the flags, the compiler, and libtorch's version and headers.
-/// `None` if the objects depend on the processor of this host, which a user's cache may share with others.
-fn key(
+/// Keys of the archive in the cache.
+struct Keys {
+    /// Hash of the C++ texts, the flags, the compiler, and libtorch's version and headers.
+    exact: String,
+    /// Label of an archive from a release that can take its place: compiled by an older compiler, perhaps with another
+    /// optimisation. `None` if the user sets flags, or there is no such release.
+    label: Option<Label>,
+}
+
+/// Returns the keys of the archive. `None` if the objects depend on the processor of this host: a user's cache may be
+/// shared by several.
+fn keys(
     compiler: &cc::Tool,
     torch: &Path,
     kernels: &Path,
     headers: &[&Path],
-) -> io::Result<Option<String>> {
+) -> io::Result<Option<Keys>> {
     let mut inputs = Inputs::new();
     // Folders in flags differ between projects, and the objects do not depend on them.
     let mut folders = vec![
@@ -197,29 +216,23 @@ fn key(
         kernels.display().to_string(),
     ];
     folders.extend(headers.iter().map(|folder| folder.display().to_string()));
-    for argument in compiler.args() {
-        let mut argument = argument.to_string_lossy().into_owned();
-        if argument.ends_with("=native") {
-            return Ok(None);
-        }
-        for (index, folder) in folders.iter().enumerate() {
-            argument = argument.replace(folder, &format!("<{index}>"));
-        }
-        inputs.add("flag", argument.as_bytes());
-    }
-    for question in ["--version", "-dumpmachine"] {
-        let output = Command::new(compiler.path()).arg(question).output()?;
-        inputs.add(question, &output.stdout);
+    let arguments = compiler.args().iter().map(OsString::as_os_str);
+    let Some(flags) = Flags::of(arguments, &folders) else { return Ok(None) };
+    for flag in flags.meaning {
+        inputs.add("flag", flag.as_bytes());
     }
     for name in ["CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
         inputs.add(name, env::var_os(name).unwrap_or_default().as_encoded_bytes());
     }
+    let target = env::var("TARGET").expect("cargo sets it");
+    inputs.add("target", target.as_bytes());
     inputs.add("build.rs", include_bytes!("build.rs"));
-    inputs.add_contents(Path::new("cpp"))?;
-    inputs.add_contents(kernels)?;
+    inputs.add_contents(Path::new("cpp"), |_| true)?;
+    // The manifest of a published package differs from that of the checkout.
+    inputs.add_contents(kernels, is_kernel)?;
     let generated = variable("OUT_DIR").join("cxxbridge");
-    inputs.add_contents(&generated.join("sources"))?;
+    inputs.add_contents(&generated.join("sources"), |_| true)?;
     inputs.add("cxx.h", &fs::read(generated.join("include/rust/cxx.h"))?);
     for name in ["build-version", "build-hash", "version.py"] {
         inputs.add(name, &fs::read(torch.join(name)).unwrap_or_default());
@@ -227,14 +240,47 @@ fn key(
     for folder in headers {
         inputs.add_sizes(folder)?;
     }
-    Ok(Some(inputs.key()))
+
+    for name in object_cache::flag_variables(&target) {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    let value = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
+    let has_own_flags = object_cache::has_own_flags(&target, value);
+    let is_shipped = env::var_os("CARGO_FEATURE_CUDA").is_none();
+    let toolchain = if is_shipped && !has_own_flags { toolchain(compiler)? } else { None };
+    let label = toolchain.map(|toolchain| Label { key: inputs.clone().key(), toolchain });
+
+    for flag in flags.optimisation {
+        inputs.add("optimisation", flag.as_bytes());
+    }
+    for question in ["--version", "-dumpmachine"] {
+        let output = Command::new(compiler.path()).arg(question).output()?;
+        inputs.add(question, &output.stdout);
+    }
+    Ok(Some(Keys { exact: inputs.key(), label }))
 }
 
-/// Replaces the folders of the package and of libtorch in texts of the objects (`__FILE__`, in messages of errors), so
-/// that the objects do not depend on them.
+/// Returns the versions of g++, libstdc++ and glibc; `None` with others.
+fn toolchain(compiler: &cc::Tool) -> io::Result<Option<Toolchain>> {
+    let question = variable("OUT_DIR").join("toolchain.cpp");
+    fs::write(&question, Toolchain::QUESTION)?;
+    let output = compiler.to_command().args(["-E", "-P"]).arg(question).output()?;
+    Ok(Toolchain::parse(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Returns `true` for the text of a kernel, or of what kernels share.
+fn is_kernel(path: &Path) -> bool {
+    path.extension().is_some_and(|it| it == "cu" || it == "cuh")
+}
+
+/// Replaces the folders of the package, of what is generated, and of libtorch in texts of the objects (`__FILE__`, in
+/// messages of errors), so that the objects do not depend on them.
 fn without_paths(build: &mut cc::Build, torch: &Path) {
-    let package = variable("CARGO_MANIFEST_DIR");
-    for (folder, name) in [(torch, "libtorch"), (&package, "brigade-torch")] {
+    let (package, out) = (variable("CARGO_MANIFEST_DIR"), variable("OUT_DIR"));
+    // The last one that matches wins: the package's folder may have cargo's in it.
+    for (folder, name) in
+        [(torch, "libtorch"), (&package, "brigade-torch"), (&out, "brigade-torch")]
+    {
         build.flag_if_supported(format!("-ffile-prefix-map={}={name}", folder.display()));
     }
 }

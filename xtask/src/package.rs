@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use brigade_libtorch_setup::{Cache, Kind, Libtorch, Pins, Wanted};
 use clap::Args;
 
 use crate::cargo::{self, plain, plain_cargo};
@@ -43,12 +44,13 @@ impl Options {
     }
 }
 
-/// Builds the wheel, the source distribution, an archive for each C library, the Debian package, the crates, the lists of
-/// components and the checksums.
+/// Builds the compiled C++, the wheel, the source distribution, an archive for each C library, the Debian package, the
+/// crates, the lists of components and the checksums.
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     let began = Instant::now();
     let targets = options.targets(checkout)?;
     let packages = Packages::new(checkout, &targets)?;
+    packages.objects()?;
     for target in &targets {
         packages.wheel(target)?;
     }
@@ -111,10 +113,7 @@ impl<'a> Packages<'a> {
         tools.install()?;
         let workspace = Workspace::of(checkout)?;
         let folder = folder(&workspace);
-        if folder.exists() {
-            fs::remove_dir_all(&folder)
-                .with_context(|| format!("cannot empty {}", folder.display()))?;
-        }
+        remove(&folder)?;
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mut git = Command::new("git");
         git.args(["rev-parse", "HEAD"]).current_dir(checkout.root());
@@ -135,9 +134,71 @@ impl<'a> Packages<'a> {
         })
     }
 
+    /// Compiles the library's C++ against the fetched libtorch, as the first release build of a project does, for
+    /// `brigade setup`. Adds the licence of libtorch, whose headers have functions in it.
+    fn objects(&self) -> Result<()> {
+        let (cache, pins) = (Cache::of_user()?, Pins::embedded()?);
+        let libtorch = Libtorch::find_or_fetch(&Wanted::Fetched(Kind::Cpu), &cache, &pins)?;
+        // A folder that no build has seen before: the build script compiles, and stores the archive.
+        let cache = tempfile::tempdir_in(&self.target).context("cannot make a folder")?;
+        let mut cargo = plain_cargo(self.checkout);
+        cargo.args(["check", "--quiet", "--locked", "--release", "--package", BORDER]);
+        // Without the C++ of torch-sys, which a check does not need.
+        cargo.args(["--features", "tch/doc-only", "--target-dir"]).arg(self.target.join(OBJECTS));
+        cargo.env("BRIGADE_OBJECT_CACHE", cache.path()).env("LIBTORCH", libtorch.folder());
+        for name in ["LIBTORCH_USE_PYTORCH", "LIBTORCH_LIB", "LIBTORCH_INCLUDE"] {
+            cargo.env_remove(name);
+        }
+        done(&mut cargo)?;
+
+        let stored = files(cache.path())?;
+        let [stored] = &stored[..] else { bail!("the build of {BORDER} stored {stored:?}") };
+        let archive = fs::read(stored).context("cannot read the compiled C++")?;
+        let label = archive.split(|byte| *byte == b'\n').take(5);
+        let key = label.filter_map(|line| line.strip_prefix(b"portable ")).next();
+        let key = key.context(
+            "the compiled C++ fits no other machine: use g++, and set no flags for it (CXXFLAGS)",
+        )?;
+        let folder = self.folder.join(SHARE).join(OBJECTS);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let name = format!("{BORDER}-{}.objects", String::from_utf8_lossy(key));
+        copy(stored, &folder.join(name))?;
+        let info = format!("torch-{}.dist-info/licenses/LICENSE", libtorch.version());
+        let installed = libtorch.folder().parent().context("libtorch lies in a folder")?;
+        copy(&installed.join(info), &folder.join("LICENSE-libtorch"))
+    }
+
+    /// Copies the compiled C++ into `share/brigade` of a folder, in packages for this processor.
+    fn add_objects(&self, target: &str, folder: &Path) -> Result<()> {
+        if !is_own(target) {
+            eprintln!(
+                "note: no compiled C++ for {target}: it is compiled for this processor alone"
+            );
+            return Ok(());
+        }
+        let to = folder.join("share/brigade");
+        fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+        for file in files(&self.folder.join(SHARE).join(OBJECTS))? {
+            copy(&file, &to.join(file.file_name().context("a file has no name")?))?;
+        }
+        Ok(())
+    }
+
     /// With zig as linker, so that the program runs with older versions of glibc than this machine's. maturin checks
     /// that it needs no newer one, and no library beside it.
     fn wheel(&self, target: &str) -> Result<()> {
+        // Where maturin looks for files that pip puts into the folders of the environment.
+        let data = self.checkout.root().join("brigade.data");
+        remove(&data)?;
+        let built = self
+            .add_objects(target, &data.join("data"))
+            .and_then(|()| self.wheel_with_data(target));
+        // Also after a failure: maturin would take it for a wheel of another processor.
+        remove(&data)?;
+        built
+    }
+
+    fn wheel_with_data(&self, target: &str) -> Result<()> {
         let mut maturin = self.tool("maturin")?;
         maturin.args(["build", "--zig", "--locked", "--target", target]);
         maturin.args(["--compatibility", MANYLINUX, "--out"]).arg(&self.folder);
@@ -158,9 +219,9 @@ impl<'a> Packages<'a> {
     /// Writes the completions and manual pages, which are the same for all targets.
     fn pages(&self, targets: &[&str]) -> Result<()> {
         // This machine cannot start another processor's program.
-        let own = targets.iter().find(|it| it.starts_with(env::consts::ARCH));
+        let own = targets.iter().find(|it| is_own(it));
         let program = self.program(own.unwrap_or(&X86_64));
-        let completions = self.folder.join(PAGES).join("completions");
+        let completions = self.folder.join(SHARE).join("completions");
         fs::create_dir_all(&completions)
             .with_context(|| format!("cannot make {}", completions.display()))?;
         for (shell, file) in COMPLETIONS {
@@ -172,7 +233,7 @@ impl<'a> Packages<'a> {
             fs::write(completions.join(file), output.stdout)
                 .with_context(|| format!("cannot write {file}"))?;
         }
-        let man = self.folder.join(PAGES).join("man");
+        let man = self.folder.join(SHARE).join("man");
         done(Command::new(&program).args(["man", "--out-dir"]).arg(man))
     }
 
@@ -187,8 +248,9 @@ impl<'a> Packages<'a> {
             copy(&self.checkout.root().join(name), &root.join(name))?;
         }
         copy(&self.checkout.root().join("crates/cli/README.md"), &root.join("README.md"))?;
+        self.add_objects(target, &root)?;
         for kind in ["completions", "man"] {
-            let (from, to) = (self.folder.join(PAGES).join(kind), root.join(kind));
+            let (from, to) = (self.folder.join(SHARE).join(kind), root.join(kind));
             fs::create_dir(&to).with_context(|| format!("cannot make {}", to.display()))?;
             for file in files(&from)? {
                 copy(&file, &to.join(file.file_name().context("a page has no name")?))?;
@@ -203,6 +265,12 @@ impl<'a> Packages<'a> {
 
     /// Packs the program for a target as a Debian package, which needs no tool of Debian's.
     fn debian(&self, target: &str) -> Result<()> {
+        if !is_own(target) {
+            eprintln!(
+                "note: no Debian package for {target}: it would have this processor's compiled C++"
+            );
+            return Ok(());
+        }
         if self.target != self.checkout.root().join("target") {
             eprintln!(
                 "note: no Debian package: its settings name target/ in the checkout, and cargo builds elsewhere"
@@ -241,10 +309,7 @@ impl<'a> Packages<'a> {
     /// own, which has no crates of another version.
     fn crates(&self) -> Result<()> {
         let built = self.target.join(CRATES);
-        if built.exists() {
-            fs::remove_dir_all(&built)
-                .with_context(|| format!("cannot empty {}", built.display()))?;
-        }
+        remove(&built)?;
         let mut cargo = plain_cargo(self.checkout);
         cargo.args(["package", "--quiet", "--no-verify", "--allow-dirty"]);
         cargo.arg("--target-dir").arg(&built);
@@ -296,6 +361,11 @@ fn note_missing(what: &str, target: &str) {
     );
 }
 
+/// Returns `true` if the target has this machine's processor.
+fn is_own(target: &str) -> bool {
+    target.starts_with(env::consts::ARCH)
+}
+
 fn has_standard_library(checkout: &Checkout, target: &str) -> Result<bool> {
     let mut rustc = plain(checkout, Path::new("rustc"));
     rustc.args(["--print", "target-libdir", "--target", target]);
@@ -307,6 +377,15 @@ fn has_standard_library(checkout: &Checkout, target: &str) -> Result<bool> {
 fn done(command: &mut Command) -> Result<()> {
     if !cargo::run(command)?.success() {
         bail!("{} failed: its last lines say why", command.get_program().display());
+    }
+    Ok(())
+}
+
+/// Removes a folder, if it exists.
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
     }
     Ok(())
 }
@@ -328,6 +407,8 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Packages of the program and of the library.
 const LAUNCHER: &str = "brigade-cli";
 const LIBRARY: &str = "brigade";
+/// Package whose C++ is compiled for a release.
+const BORDER: &str = "brigade-torch";
 /// Version of cargo-deb.
 const CARGO_DEB: &str = "3.8.0";
 const X86_64: &str = "x86_64-unknown-linux-gnu";
@@ -336,8 +417,10 @@ const AARCH64: &str = "aarch64-unknown-linux-gnu";
 const MANYLINUX: &str = "manylinux2014";
 /// The profile of `Cargo.toml`, which `pyproject.toml` names, too.
 const PROFILE: &str = "shipped";
-/// The folder of completions and manual pages, beside the packages.
-const PAGES: &str = "share";
+/// The folder of compiled C++, completions and manual pages, beside the packages.
+const SHARE: &str = "share";
+/// Folder of the compiled C++, and in the target folder the one in which cargo compiles it.
+const OBJECTS: &str = "objects";
 /// Folder of the crates, beside the packages, and in the target folder the one in which cargo packs them.
 const CRATES: &str = "crates";
 const CHECKSUMS: &str = "SHA256SUMS";

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use brigade_libtorch_setup::{Cache, Kind, Libtorch, Pins, Project, RunPath, Wanted};
+use brigade_libtorch_setup::{Cache, Kind, Libtorch, ObjectCache, Pins, Project, RunPath, Wanted};
 use clap::Args;
 
 /// Find or fetch libtorch for the Cargo project here
@@ -14,6 +14,9 @@ use clap::Args;
 /// they start. A fetched libtorch is stored once for all projects in ~/.cache/brigade (XDG_CACHE_HOME): pip downloads
 /// 540 MB from its package index, and the checksum is verified. .cargo/libtorch.toml contains its path;
 /// .cargo/config.toml includes that file, and git ignores it, since the path is valid on this machine only.
+///
+/// Brigade's compiled C++, which wheels, archives and Debian packages bring, is copied into ~/.cache/brigade, too. It
+/// saves the first build a minute; where it does not fit, that build compiles it.
 ///
 /// LIBTORCH=DIR and LIBTORCH_USE_PYTORCH=1 in the environment have the same effect as --libtorch and --pytorch.
 #[derive(Debug, Args)]
@@ -70,6 +73,7 @@ pub(crate) fn set_up(
     let libtorch =
         Libtorch::find_or_fetch(&source.wanted(), &Cache::of_user()?, &Pins::embedded()?)?;
     writeln!(out, "{}", libtorch.description())?;
+    install_objects(&mut out)?;
     for change in project.configure(&libtorch, RunPath::All)? {
         writeln!(out, "{change}")?;
     }
@@ -83,6 +87,21 @@ pub(crate) fn set_up(
     }
     let root = project.root().display();
     writeln!(out, "ready: cargo builds {root} with it, and nothing has to be exported")?;
+    Ok(())
+}
+
+/// Copies the compiled C++ of this program's package into the user's cache. A failure costs only the time of a build.
+fn install_objects(mut out: impl Write) -> anyhow::Result<()> {
+    let Some(cache) = ObjectCache::of_user() else { return Ok(()) };
+    let shown = cache.folder().display();
+    match env::current_exe().and_then(|program| cache.install_from(&program)) {
+        Ok(true) => writeln!(out, "copied Brigade's compiled C++ into {shown}")?,
+        Ok(false) => {}
+        Err(error) => writeln!(
+            out,
+            "note: cannot copy Brigade's compiled C++ into {shown}: {error}; the first build compiles it"
+        )?,
+    }
     Ok(())
 }
 

@@ -21,14 +21,11 @@ impl Cache {
     /// # Errors
     /// Fails if the user has no home folder and `XDG_CACHE_HOME` is not set to an absolute path.
     pub fn of_user() -> Result<Self> {
-        // A relative path in the variable is ignored (XDG base directory specification).
-        let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
-        let cache = cache.or_else(|| Some(env::home_dir()?.join(".cache")));
-        let cache = cache.context(
+        let cache = of_brigade().context(
             "there is no folder for libtorch: this user has no home folder; set XDG_CACHE_HOME to an \
              absolute path, or LIBTORCH to an installed libtorch",
         )?;
-        Ok(Self::at(cache.join("brigade").join("libtorch")))
+        Ok(Self::at(cache.join("libtorch")))
     }
 
     /// Returns a cache in this folder.
@@ -58,4 +55,11 @@ impl Cache {
         }
         self.root.join(name)
     }
+}
+
+/// Returns the folder of all of Brigade's caches of this user; `None` if the user has no home folder.
+pub(crate) fn of_brigade() -> Option<PathBuf> {
+    // A relative path in the variable is ignored (XDG base directory specification).
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
+    Some(cache.or_else(|| Some(env::home_dir()?.join(".cache")))?.join("brigade"))
 }

@@ -7,6 +7,7 @@
 //!   [`Cache`], verified by digest, whole or not at all.
 //! - [`Project::configure`] writes `.cargo/libtorch.toml`, which sets the location of libtorch for plain cargo commands
 //!   (`LIBTORCH`) and for the dynamic loader of programs (the run path). [`Project::remove`] undoes that.
+//! - [`ObjectCache::install_from`] copies the compiled C++ that a release brings to where builds look for it.
 //!
 //! ```
 //! use brigade_libtorch_setup::{Cache, Kind, Libtorch, Pins};
@@ -24,6 +25,7 @@ mod cache;
 mod fetch;
 mod install;
 mod libtorch;
+mod objects;
 mod pins;
 mod pip_log;
 mod progress;
@@ -32,5 +34,6 @@ mod python;
 
 pub use cache::Cache;
 pub use libtorch::{Libtorch, Origin, TCH_VERSION, Wanted, nvrtc_of};
+pub use objects::ObjectCache;
 pub use pins::{Kind, Pins};
 pub use project::{Change, Project, RunPath, configured};

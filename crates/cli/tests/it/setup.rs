@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -37,11 +37,21 @@ impl Fixture {
     fn start(&self, program: &Path, folder: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(self.folder().join(folder));
+        self.environment(&mut command);
+        command.output().unwrap()
+    }
+
+    fn environment(&self, command: &mut Command) {
         command.env("XDG_CACHE_HOME", self.folder().join("cache"));
-        for name in ["LIBTORCH", "LIBTORCH_USE_PYTORCH", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+        for name in [
+            "BRIGADE_OBJECT_CACHE",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "LIBTORCH",
+            "LIBTORCH_USE_PYTORCH",
+            "RUSTFLAGS",
+        ] {
             command.env_remove(name);
         }
-        command.output().unwrap()
     }
 
     fn succeeds(&self, folder: &str, arguments: &[&str]) -> String {
@@ -342,4 +352,129 @@ fn setup_outside_of_a_project_and_wrong_flags() {
     let (code, line) = fixture.fails(".", &["setup", "--cuda", "--pytorch"]);
     assert_eq!(code, 2);
     assert!(line.contains("cannot be used with"), "{line}");
+}
+
+/// Program in a folder, with the compiled C++ of a package in `share/brigade` of another.
+struct Package {
+    fixture: Fixture,
+    program: PathBuf,
+    archive: PathBuf,
+}
+
+impl Package {
+    fn new(program: &str, share: &str) -> Self {
+        let fixture = Fixture::new("2.13.0");
+        fixture.succeeds(".", &["new", "mine", "--no-setup"]);
+        let program = fixture.folder().join(program);
+        let share = fixture.folder().join(share);
+        for folder in [program.parent().unwrap(), &share] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::copy(env!("CARGO_BIN_EXE_brigade"), &program).unwrap();
+        let archive = share.join(ARCHIVE);
+        fs::write(&archive, "objects of the border".repeat(100_000)).unwrap();
+        fs::write(share.join("LICENSE-libtorch"), "").unwrap();
+        Self { fixture, program, archive }
+    }
+
+    /// Returns `brigade setup` of this program.
+    fn setup(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(["setup", "--libtorch"]).arg(self.fixture.libtorch());
+        command.current_dir(self.fixture.folder().join("mine"));
+        self.fixture.environment(&mut command);
+        command
+    }
+
+    /// Returns the line about the compiled C++, if there is one.
+    fn said(&self, setup: &mut Command) -> Option<String> {
+        let output = setup.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.lines().last().unwrap().starts_with("ready: "), "{text}");
+        text.lines().find(|line| line.contains("compiled C++")).map(str::to_owned)
+    }
+
+    fn objects(&self) -> PathBuf {
+        self.fixture.folder().join("cache/brigade/objects")
+    }
+
+    /// Checks that the cache has the archive, whole, and nothing else.
+    #[track_caller]
+    fn is_installed(&self) {
+        let entries = fs::read_dir(self.objects()).unwrap().map(|it| it.unwrap().file_name());
+        assert_eq!(entries.collect::<Vec<_>>(), [ARCHIVE]);
+        let installed = fs::read(self.objects().join(ARCHIVE)).unwrap();
+        assert!(installed == fs::read(&self.archive).unwrap());
+    }
+}
+
+const ARCHIVE: &str = "brigade-torch-0123abcd.objects";
+
+#[test]
+fn setup_installs_the_compiled_code_of_its_package() {
+    for (program, share) in [
+        // A wheel in an environment or in ~/.local, and a Debian package.
+        ("venv/bin/brigade", "venv/share/brigade"),
+        // An unpacked archive.
+        ("brigade-0.1.0/brigade", "brigade-0.1.0/share/brigade"),
+    ] {
+        let package = Package::new(program, share);
+        let copied = format!("copied Brigade's compiled C++ into {}", package.objects().display());
+        assert_eq!(package.said(&mut package.setup()).as_deref(), Some(copied.as_str()));
+        package.is_installed();
+        // There is nothing to do, and then something to repair.
+        assert_eq!(package.said(&mut package.setup()), None);
+        fs::write(package.objects().join(ARCHIVE), "cut").unwrap();
+        assert_eq!(package.said(&mut package.setup()).as_deref(), Some(copied.as_str()));
+        package.is_installed();
+
+        // A new project needs no further command.
+        fs::remove_dir_all(package.objects()).unwrap();
+        let libtorch = package.fixture.libtorch();
+        let words = ["new", "other", "--libtorch", libtorch.to_str().unwrap()];
+        let output = package.fixture.start(&package.program, ".", &words);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains(&copied), "{text}");
+        package.is_installed();
+    }
+}
+
+#[test]
+fn setup_without_compiled_code_or_without_a_cache_says_nothing_of_it() {
+    let package = Package::new("root/bin/brigade", "elsewhere/share/brigade");
+    assert_eq!(package.said(&mut package.setup()), None);
+    assert!(!package.objects().exists());
+    let package = Package::new("root/bin/brigade", "root/share/brigade");
+    assert_eq!(package.said(package.setup().env("BRIGADE_OBJECT_CACHE", "")), None);
+    assert!(!package.objects().exists());
+    let named = package.fixture.folder().join("named");
+    let said = package.said(package.setup().env("BRIGADE_OBJECT_CACHE", &named)).unwrap();
+    assert!(said.ends_with(&format!(" into {}", named.display())), "{said}");
+    assert!(named.join(ARCHIVE).is_file() && !package.objects().exists());
+}
+
+#[test]
+fn setup_with_a_cache_that_cannot_be_written_is_no_failure() {
+    let package = Package::new("root/bin/brigade", "root/share/brigade");
+    // A file in place of the folder: permissions do not stop root.
+    fs::create_dir_all(package.objects().parent().unwrap()).unwrap();
+    fs::write(package.objects(), "").unwrap();
+    let said = package.said(&mut package.setup()).unwrap();
+    let objects = package.objects();
+    let start = format!("note: cannot copy Brigade's compiled C++ into {}: ", objects.display());
+    assert!(said.starts_with(&start) && said.ends_with("; the first build compiles it"), "{said}");
+    assert_eq!(fs::read(objects).unwrap(), b"");
+}
+
+#[test]
+fn setups_at_once_install_the_compiled_code_whole() {
+    let package = Package::new("root/bin/brigade", "root/share/brigade");
+    let start = |_| package.setup().stdout(Stdio::null()).spawn().unwrap();
+    let started: Vec<Child> = (0..4).map(start).collect();
+    let ended = started.into_iter().map(|mut child| child.wait().unwrap());
+    // Not `all`, which would leave processes behind.
+    let codes: Vec<Option<i32>> = ended.map(|status| status.code()).collect();
+    assert_eq!(codes, [Some(0); 4]);
+    package.is_installed();
 }

@@ -106,13 +106,40 @@ impl Environment {
     }
 }
 
-#[needs(Packages, Python)]
-fn the_wheel_has_what_it_should_and_nothing_else() {
-    check_contents(&wheel());
+/// The files of compiled C++ and its licence, as a package for this processor has them in `share/brigade`.
+fn compiled() -> [String; 2] {
+    let entries = fs::read_dir(packages().unwrap().join("share/objects")).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    let [license, archive] = &names[..] else { panic!("{names:?}") };
+    assert_eq!(license, "LICENSE-libtorch");
+    assert!(archive.starts_with("brigade-torch-") && archive.ends_with(".objects"), "{archive}");
+    [license.clone(), archive.clone()]
 }
 
-/// Checks the size, the tags and the contents of a wheel.
-fn check_contents(wheel: &Path) {
+#[needs(Packages)]
+fn the_compiled_code_names_no_folder_of_the_machine() {
+    let folder = packages().unwrap();
+    let [_, name] = compiled();
+    let archive = fs::read(folder.join("share/objects").join(name)).unwrap();
+    assert!(archive.starts_with(b"brigade objects "));
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    let home = PathBuf::from(env::var_os("HOME").unwrap());
+    for place in [folder.as_path(), &checkout, &home] {
+        let text = format!("{}/", place.display());
+        let is_named = archive.windows(text.len()).any(|it| it == text.as_bytes());
+        assert!(!is_named, "{text}");
+    }
+}
+
+#[needs(Packages, Python)]
+fn the_wheel_has_what_it_should_and_nothing_else() {
+    check_contents(&wheel(), &compiled());
+}
+
+/// Checks the size, the tags and the contents of a wheel, which has these files in `share/brigade` of an environment.
+fn check_contents(wheel: &Path, shared: &[String]) {
     let megabytes = wheel.metadata().unwrap().len() as f64 / 1e6;
     assert!(megabytes <= 12.0, "{megabytes} MB");
     let name = wheel.file_name().unwrap().to_str().unwrap();
@@ -129,6 +156,8 @@ fn check_contents(wheel: &Path) {
             .map(|it| format!("{info}/{it}"))
             .into();
     expected.insert(format!("brigade-{VERSION}.data/scripts/brigade"));
+    let shared = shared.iter();
+    expected.extend(shared.map(|it| format!("brigade-{VERSION}.data/data/share/brigade/{it}")));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/brigade");
     for entry in fs::read_dir(source).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
@@ -162,6 +191,7 @@ fn a_wheel_is_installed_launches_and_leaves_nothing_behind() {
     let before = environment.files();
     environment.run("pip", &["install", "--quiet", wheel().to_str().unwrap()]);
 
+    has_compiled_code(&environment.path("venv"));
     let version = environment.run("brigade", &["--version"]);
     assert!(version.starts_with(&format!("brigade {VERSION} (commit ")), "{version}");
     assert_eq!(environment.run("python", &["-m", "brigade", "--version"]), version);
@@ -286,14 +316,26 @@ fn the_archive_has_program_licences_completions_and_manual() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
     let (_folder, program) = program_of(&archive, &target, native);
+    has_compiled_code(program.parent().unwrap());
     let loading = Loading::of(&program);
     assert!(loading.has_interpreter && loading.libraries > 0, "{loading:?}");
+}
+
+/// Checks that a folder has the compiled C++ where `brigade setup` looks for it.
+#[track_caller]
+fn has_compiled_code(root: &Path) {
+    for name in compiled() {
+        let carried = fs::read(root.join("share/brigade").join(&name)).unwrap();
+        let original = fs::read(packages().unwrap().join("share/objects").join(&name)).unwrap();
+        assert!(carried == original, "{name}");
+    }
 }
 
 #[needs(StaticPackage)]
 fn the_static_program_needs_no_library_and_launches() {
     let target = format!("{}-unknown-linux-musl", env::consts::ARCH);
     let (folder, program) = program_of(&static_package().unwrap(), &target, native);
+    has_compiled_code(program.parent().unwrap());
     let loading = Loading::of(&program);
     assert_eq!(loading, Loading { has_interpreter: false, libraries: 0 });
     let run = |words: &[&str]| {
@@ -345,6 +387,8 @@ fn a_fresh_debian_installs_launches_and_purges_the_package() {
     let package = system.take(&package(&format!("brigade_{VERSION}"), ".deb"));
     system.run_as_root(&format!("dpkg --install {package}"));
     first_steps_were_taken(&system.run(FIRST_STEPS));
+    let listed = system.run("ls /usr/share/brigade");
+    assert_eq!(listed.lines().collect::<Vec<_>>(), compiled());
     let copyright = system.run("cat /usr/share/doc/brigade/copyright");
     assert!(copyright.contains("Permission is hereby granted"), "{copyright}");
     system.run_as_root("dpkg --purge brigade");
@@ -399,7 +443,7 @@ fn the_packages_for_aarch64_have_a_program_that_an_emulator_runs() {
     assert_eq!(elf::machine(&program), elf::AARCH64);
 
     let wheel = wheel_for("aarch64");
-    check_contents(&wheel);
+    check_contents(&wheel, &[]);
     let folder = tempfile::tempdir().unwrap();
     let name = format!("brigade-{VERSION}.data/scripts/brigade");
     let extract = "import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract(*sys.argv[2:])";
@@ -435,7 +479,8 @@ fn lists_of_components_have_versions_licences_and_checksums() {
     }
 }
 
-/// The crates come from a folder that stands for crates.io. cargo compiles Brigade and libtorch's bindings anew.
+/// The crates come from a folder that stands for crates.io. cargo compiles Brigade and libtorch's bindings anew, and takes
+/// Brigade's C++ from the package.
 #[needs(Packages, limit = COMPILES)]
 fn a_new_project_trains_with_the_packages_alone() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
@@ -448,15 +493,16 @@ fn a_new_project_trains_with_the_packages_alone() {
         command.args(words).current_dir(folder.path().join(place));
         command.env("CARGO_HOME", registry.cargo_home()).env("CARGO_PROFILE_DEV_DEBUG", "0");
         command.env("BRIGADE_CONFIG", "/dev/null").env("CARGO_INCREMENTAL", "0");
-        for name in ["CARGO_TARGET_DIR", "LIBTORCH", "RUSTFLAGS", "RUSTDOCFLAGS"] {
+        command.env("BRIGADE_OBJECT_CACHE", folder.path().join("objects"));
+        for name in ["CARGO_TARGET_DIR", "CXXFLAGS", "LIBTORCH", "RUSTFLAGS", "RUSTDOCFLAGS"] {
             command.env_remove(name);
         }
         text_of(&mut command)
     };
     // The one that the checkout is set up with; else `brigade new` finds or fetches one.
     let libtorch = env::var("LIBTORCH").ok();
-    let libtorch = libtorch.iter().flat_map(|it| ["--libtorch", it.as_str()]);
-    let words: Vec<&str> = ["new", "digits"].into_iter().chain(libtorch).collect();
+    let named = libtorch.iter().flat_map(|it| ["--libtorch", it.as_str()]);
+    let words: Vec<&str> = ["new", "digits"].into_iter().chain(named).collect();
     let said = run(".", &words);
     assert!(said.contains("\ndepends on Brigade ") && said.contains(" from crates.io "), "{said}");
 
@@ -472,6 +518,12 @@ fn a_new_project_trains_with_the_packages_alone() {
     // Ten classes.
     assert!(percent > 50.0, "{percent} %");
     assert!(folder.path().join("digits/model.safetensors").is_file());
+
+    // A build that compiles adds what it has compiled.
+    let objects = fs::read_dir(folder.path().join("objects")).unwrap();
+    let objects: Vec<_> = objects.map(|it| it.unwrap().file_name()).collect();
+    let is_fetched = libtorch.is_none_or(|it| it.contains("/brigade/libtorch/"));
+    assert!(!is_fetched || objects == [compiled()[1].as_str()], "{objects:?}");
 
     let lock = fs::read_to_string(folder.path().join("digits/Cargo.lock")).unwrap();
     let entry = lock.split("[[package]]").find(|it| it.contains("name = \"brigade\"\n")).unwrap();
