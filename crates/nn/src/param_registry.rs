@@ -156,7 +156,7 @@ impl ParamRegistry {
         self.experts = experts;
         let ranks = self.experts.as_ref().map_or(1, ExpertParallel::ranks);
         let tensor = self.tensor.as_ref().map_or(1, TensorParallel::ranks);
-        if ranks > 1 && ranks % tensor != 0 {
+        if ranks > 1 && !ranks.is_multiple_of(tensor) {
             self.problems.push(format!(
                 "{ranks} expert ranks are not whole groups of {tensor} tensor ranks: take a multiple of {tensor}"
             ));

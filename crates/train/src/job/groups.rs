@@ -29,9 +29,8 @@ struct Connected {
     world: ProcessGroup,
     /// Group of this host's ranks, if there are several hosts.
     host: Option<ProcessGroup>,
-    /// Groups of sharded models, made for the first of them, with their mesh, the number of ranks of a part, and `true`
-    /// if there are experts.
-    sharding: Mutex<Option<((Mesh, Option<usize>, bool), ShardingGroups)>>,
+    /// Groups of sharded models, made for the first of them.
+    sharding: Mutex<Option<(ShardingKey, ShardingGroups)>>,
 }
 
 impl Groups {
@@ -127,6 +126,9 @@ impl Groups {
         Ok(groups)
     }
 }
+
+/// The mesh of sharded models, the number of ranks of a part, and `true` if there are experts.
+type ShardingKey = (Mesh, Option<usize>, bool);
 
 impl Connected {
     fn connect(
