@@ -132,7 +132,7 @@ fn what_cannot_be_merged_is_named() {
     foreign("deepspeed", "zero_to_fp32.py");
     refused(folder, "deepspeed out.pth", "no folder of a step");
     foreign("step", "mp_rank_00_model_states.pt");
-    refused(folder, "step out.pth", "zero_pp_rank_0_mp_rank_00_optim_states.pt, ...) is missing");
+    refused(folder, "step out.pth", "step/mp_rank_00_model_states.pt is neither");
     checkpoint(&folder.join("none"), 2, &[]);
     refused(
         folder,
