@@ -170,37 +170,35 @@ void ShardingEngine::set_sync(bool sync, bool window_ends) {
   window_ends_ = window_ends;
 }
 
-void ShardingEngine::begin_changes() {
-  if (changing_) {
-    return;
-  }
-  changing_ = true;
-  ++version_;
-  if (whole_at_rest_) {
-    for (auto& unit : units_) {
-      // A gather that is in flight may have read the rows as they were.
-      finish_gather(unit);
-    }
-  }
-}
-
 void ShardingEngine::unit_changed(size_t index) {
   std::lock_guard<std::mutex> lock(mutex_);
-  begin_changes();
+  auto& unit = units_.at(index);
+  ++unit.changes;
   if (whole_at_rest_) {
-    start_gather(units_.at(index));
+    // A gather that is in flight may have read the rows as they were.
+    finish_gather(unit);
+    start_gather(unit);
   }
 }
 
 void ShardingEngine::shards_changed() {
   std::lock_guard<std::mutex> lock(mutex_);
-  begin_changes();
-  changing_ = false;
+  count_changes();
   if (whole_at_rest_) {
+    for (auto& unit : units_) {
+      // As above.
+      finish_gather(unit);
+    }
     // Each is waited for where it runs next.
     for (auto& unit : units_) {
       start_gather(unit);
     }
+  }
+}
+
+void ShardingEngine::count_changes() {
+  for (auto& unit : units_) {
+    ++unit.changes;
   }
 }
 
@@ -277,7 +275,7 @@ void ShardingEngine::release_all(bool write) {
     free(unit);
   }
   if (write) {
-    ++version_;
+    count_changes();
   }
 }
 

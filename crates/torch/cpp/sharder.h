@@ -53,7 +53,7 @@ void sharder_reduce_unreduced(const Sharder& sharder);
 void sharder_clear_unreduced(const Sharder& sharder);
 // The shards have changed: the optimizer has stepped, or weights were loaded.
 void sharder_shards_changed(const Sharder& sharder);
-// Those of a unit have changed; `sharder_shards_changed` follows once others have, too.
+// Those of a unit have changed.
 void sharder_unit_changed(const Sharder& sharder, size_t unit);
 // Looks anew at which parameters are trained.
 void sharder_update_trained(const Sharder& sharder);

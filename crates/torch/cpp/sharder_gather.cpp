@@ -18,7 +18,7 @@ void ShardingEngine::start_gather(Unit& unit) {
   if (unit.parameters.empty()) {
     return;
   }
-  const bool stale = unit.version != version_;
+  const bool stale = unit.version != unit.changes;
   if (unit.state == State::Gathering || (unit.state == State::Whole && !stale)) {
     return;
   }
@@ -35,7 +35,7 @@ void ShardingEngine::start_gather(Unit& unit) {
     count_gathered(extra_bytes(unit));
   }
   unit.state = State::Gathering;
-  unit.version = version_;
+  unit.version = unit.changes;
   ++gathers_;
   if (unit.borrows) {
     return; // the shards are the whole parameters
@@ -57,7 +57,7 @@ void ShardingEngine::keep_part(Unit& unit) {
       unit.part_bytes += static_cast<int64_t>(parameter.part.nbytes());
     }
   }
-  unit.part_version = version_;
+  unit.part_version = unit.changes;
   count_gathered(unit.part_bytes);
 }
 
@@ -106,7 +106,7 @@ void ShardingEngine::gather_parts(Unit& unit) {
 }
 
 void ShardingEngine::copy_and_gather(Unit& unit) {
-  if (unit.part_bytes > 0 && unit.part_version == version_) {
+  if (unit.part_bytes > 0 && unit.part_version == unit.changes) {
     gather_parts(unit);
     return;
   }

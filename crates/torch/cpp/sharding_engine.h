@@ -149,7 +149,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     uint64_t part_version = 0;
     std::vector<Parameter> parameters;
     State state = State::Sharded;
-    // The count of changes of the shards that the whole parameters are from.
+    // The count of changes of the shards, and that which the whole parameters are from.
+    uint64_t changes = 0;
     uint64_t version = 0;
     // Forwards of it that have begun and not ended.
     int running = 0;
@@ -235,8 +236,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   // Bytes that a unit's whole parameters take besides its shards.
   static int64_t extra_bytes(const Unit& unit);
 
-  // Begins anew where the shards have changed: whole parameters are of the shards before.
-  void begin_changes();
+  // Counts a change of all shards.
+  void count_changes();
 
   // Before the host may write into offloaded shards: copies may still read them.
   void wait_for_copies() const;
@@ -357,9 +358,6 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   // Whether what holds the whole parameters writes into them: an error of it leaves the shards as they were.
   bool writes_ = false;
   bool in_backward_ = false;
-  uint64_t version_ = 0;
-  // Between `unit_changed` and `shards_changed`: units gathered since then are of the shards as they are now.
-  bool changing_ = false;
   // Whether there are gradients of batches that were not reduced.
   bool unreduced_ = false;
   // Units from this one on have been reduced in this backward.

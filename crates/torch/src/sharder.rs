@@ -261,8 +261,7 @@ impl Sharder {
 
     /// Updates whole parameters of one unit after a change of its shards, given its index in
     /// [`ShardingPlan::units`], while those of other units are still changed: an optimizer that steps one unit after the
-    /// other. Parameters that stay whole are gathered again. All ranks call it for the same units in the same order, and
-    /// [`Sharder::shards_changed`] afterwards, which gathers the others.
+    /// other. Parameters that stay whole are gathered again. All ranks call it for the same units in the same order.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when a gather cannot be started.

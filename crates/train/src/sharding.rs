@@ -21,6 +21,7 @@ mod part;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::layout::Placement;
@@ -54,6 +55,8 @@ pub(crate) struct ShardedModel {
     parameters: Mutex<Vec<ShardedParameter>>,
     /// Identities of all shards.
     shards: HashSet<TensorId>,
+    /// `true` if a step has updated whole parameters unit by unit, to the last one.
+    stepped_in_parts: AtomicBool,
 }
 
 /// A parameter with this rank's rows of it.
@@ -175,8 +178,12 @@ impl ShardedModels {
         });
         let parameters: Vec<ShardedParameter> = parameters.collect();
         let shards = parameters.iter().map(|it| TensorId::of(&it.shard)).collect();
-        let sharded =
-            Arc::new(ShardedModel { sharder, parameters: Mutex::new(parameters), shards });
+        let sharded = Arc::new(ShardedModel {
+            sharder,
+            parameters: Mutex::new(parameters),
+            shards,
+            stepped_in_parts: AtomicBool::new(false),
+        });
         let mut models = self.models.lock();
         models.retain(|known| known.strong_count() > 0);
         models.push(Arc::downgrade(&sharded));
@@ -206,7 +213,7 @@ impl ShardedModels {
         if !parts.is_empty() {
             optimizer.step_in_parts(&parts, move |part| {
                 let (model, unit) = &units[part];
-                model.upgrade().map_or(Ok(()), |model| model.sharder.unit_changed(*unit))
+                model.upgrade().map_or(Ok(()), |model| model.unit_stepped(*unit))
             });
         }
         Ok(())
@@ -214,17 +221,17 @@ impl ShardedModels {
 
     /// Notifies the models of an optimizer that it has stepped.
     pub(crate) fn stepped(&self, optimizer: &Optimizer) -> Result<()> {
-        self.each_of(optimizer, Sharder::shards_changed)
+        self.each_of(optimizer, ShardedModel::stepped)
     }
 
     /// Discards gradients of this optimizer's models that were not reduced.
     pub(crate) fn cleared(&self, optimizer: &Optimizer) -> Result<()> {
-        self.each_of(optimizer, Sharder::clear_unreduced)
+        self.each_of(optimizer, |model| model.sharder.clear_unreduced())
     }
 
-    fn each_of(&self, optimizer: &Optimizer, act: fn(&Sharder) -> Result<()>) -> Result<()> {
+    fn each_of(&self, optimizer: &Optimizer, act: fn(&ShardedModel) -> Result<()>) -> Result<()> {
         let mut models = self.models().into_iter().filter(|model| model.is_stepped_by(optimizer));
-        models.try_for_each(|model| act(&model.sharder))
+        models.try_for_each(|model| act(&model))
     }
 
     /// Returns the parts that this rank has of an optimizer's states, by their places in its state:
@@ -301,6 +308,23 @@ impl ShardedModel {
     /// Returns `true` if the shards have all gradients after each backward, regardless of the accumulation window.
     pub(crate) fn has_reduced_gradients(&self) -> bool {
         self.reduces_each_batch() && self.plan().mesh().size(Axis::Replicate) == 1
+    }
+
+    /// Updates the whole parameters of a unit that was stepped before the next one is.
+    fn unit_stepped(&self, unit: usize) -> Result<()> {
+        self.sharder.unit_changed(unit)?;
+        if unit + 1 == self.plan().units().len() {
+            self.stepped_in_parts.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Updates the whole parameters after a step that did not do so itself. One that failed between two units did not.
+    fn stepped(&self) -> Result<()> {
+        if self.stepped_in_parts.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.sharder.shards_changed()
     }
 
     /// Returns `true` if a step is followed by copies of all shards from the host to the device.
