@@ -70,7 +70,10 @@ void give_way() {
 extern "C" __attribute__((visibility("default"))) int pthread_mutex_trylock(pthread_mutex_t* mutex) __THROWNL {
   const int result = brigade::next_try_lock()(mutex);
   if (result == EBUSY) {
+    // libc's function leaves it alone, and a sleep that a signal ends does not.
+    const int kept = errno;
     brigade::give_way();
+    errno = kept;
   }
   return result;
 }

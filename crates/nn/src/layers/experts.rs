@@ -13,8 +13,8 @@
 //! mean loss of its group, and a plain average over the ranks with the same experts gives the gradient
 //! (`Reduction::experts`: a reducer of its own; with sharding, a parameter that stays whole). If a rank has no rows at
 //! all, an expert computes an empty product, so that all ranks send the same messages in backward. Ranks of a tensor
-//! group have the same tokens, of which each sends a part (`routed_in_parts`); all of them compute the router. Blocks return the
-//! logits of routers beside their output (`Block::forward_routed`), so that a unit's hooks get both.
+//! group have the same tokens, of which each sends a part (`routed_in_parts`); all of them compute the router. Blocks
+//! return the logits of routers beside their output (`Block::forward_routed`), so that a unit's hooks get both.
 //!
 //! In files each expert has tensors of its own. `WeightsReader::stack` presents several of them as one tensor, whose
 //! regions are read from the individual ones, so that all ways of reading work as for other tensors.

@@ -321,8 +321,8 @@ impl AcceleratorBuilder {
     /// Sets the size of expert groups: this many neighbouring ranks divide the experts of each mixture between them
     /// (expert parallelism), for mixtures that do not fit a device. They read different samples, and send tokens to the
     /// ranks of their experts. With tensor ranks, which read the same samples, it is a multiple of their number. The
-    /// mesh is derived from this size. Models are built by [`Parallelism::model`](crate::Parallelism::model). Defaults to the value of `BRIGADE_EXPERT`, which
-    /// `brigade launch --expert` sets.
+    /// mesh is derived from this size. Models are built by [`Parallelism::model`](crate::Parallelism::model). Defaults to
+    /// the value of `BRIGADE_EXPERT`, which `brigade launch --expert` sets.
     ///
     /// ```
     /// use brigade_train::Accelerator;

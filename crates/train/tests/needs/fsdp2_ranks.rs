@@ -63,8 +63,9 @@ fn rank() {
     });
 }
 
-/// The last block is not gathered again for its backward, as PyTorch recommends and the engine does. In float64 FSDP2 would divide gradients before their sum, and the engine divides the sum. Without the
-/// end in order of the interpreter, in which PyTorch 2.13 sometimes aborts after FSDP2 on Gloo.
+/// The last block is not gathered again for its backward, as PyTorch recommends and the engine does. In float64 FSDP2
+/// would divide gradients before their sum, and the engine divides the sum. Without the end in order of the interpreter,
+/// in which PyTorch 2.13 sometimes aborts after FSDP2 on Gloo.
 const PYTHON: &str = "\
 import os, torch, torch.distributed as dist
 from torch import nn
