@@ -101,6 +101,7 @@ fn alone<M>(
     loss: Loss<M>,
     rows: usize,
     micro_batches: usize,
+    steps: usize,
 ) -> Vec<Record> {
     let mut model = built(None, new);
     let mut optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
@@ -118,7 +119,7 @@ fn alone<M>(
         found.weights = state.map(|(name, tensor)| (name, values(&tensor))).collect();
         found
     };
-    (0..STEPS).map(step).collect()
+    (0..steps).map(step).collect()
 }
 
 fn compare(found: &[(String, Vec<f64>)], expected: &[(String, Vec<f64>)]) {
@@ -194,7 +195,9 @@ fn check_schedule(schedule: Schedule, ranks: usize, blocks: usize, micro_batches
             schedule.least_chunks(),
         );
         if numbers.is_ok() {
-            let expected = alone(&new, causal, rows, count);
+            // Another number of micro-batches is another table of actions; later steps repeat the second.
+            let steps = if tried == 0 { STEPS } else { 2 };
+            let expected = alone(&new, causal, rows, count, steps);
             check(ranks, &options, rows, new, causal, &expected);
             tried += 1;
         }
@@ -256,19 +259,19 @@ fn llama_and_bert_and_recomputed_blocks() {
     for schedule in [Schedule::OneForwardOneBackward, Schedule::ZeroBubbleV] {
         let options = PipelineOptions::new(4).schedule(schedule);
         let new = |path: &ParamPath<'_>| LlamaForCausalLm::new(path, &llama);
-        check(2, &options, 6, new, causal, &alone(&new, causal, 6, 4));
+        check(2, &options, 6, new, causal, &alone(&new, causal, 6, 4, STEPS));
         let new = |path: &ParamPath<'_>| BertForMaskedLm::new(path, &bert);
-        check(2, &options, 6, new, masked, &alone(&new, masked, 6, 4));
+        check(2, &options, 6, new, masked, &alone(&new, masked, 6, 4, STEPS));
         let recompute = Gpt2Options { recompute: true, ..gpt2(4) };
         let new = |path: &ParamPath<'_>| Gpt2LmHead::new(path, &recompute);
-        check(2, &options, 6, new, causal, &alone(&new, causal, 6, 4));
+        check(2, &options, 6, new, causal, &alone(&new, causal, 6, 4, STEPS));
     }
 }
 
 #[test]
 fn cuts_by_cost_and_by_name_and_three_chunks() {
     let new = |path: &ParamPath<'_>| Gpt2LmHead::new(path, &gpt2(7));
-    let expected = alone(&new, causal, 5, 4);
+    let expected = alone(&new, causal, 5, 4, STEPS);
     let base = PipelineOptions::new(4);
     let names = ["transformer.h.1", "transformer.h.5"].map(str::to_owned).to_vec();
     for cut in [StageCut::Costs(vec![5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 4.0]), StageCut::At(names)] {
