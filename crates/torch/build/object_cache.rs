@@ -6,6 +6,7 @@
 //! The packages of a release carry such a file for machines with other compilers. Its name has a hash without the
 //! compiler, and its [`Label`] says which toolchains can link it. `brigade setup` puts it into the same folder.
 
+use std::cmp::Reverse;
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
@@ -159,6 +160,9 @@ impl Flags {
         folders: &[String],
     ) -> Option<Self> {
         let mut flags = Self { meaning: Vec::new(), optimisation: Vec::new() };
+        // Inner ones first: in the checkout the folder of the kernels is in that of the package, and elsewhere it is not.
+        let mut numbered: Vec<_> = folders.iter().enumerate().collect();
+        numbered.sort_by_key(|(_, folder)| Reverse(folder.len()));
         for argument in arguments {
             let mut argument = argument.to_string_lossy().into_owned();
             if argument.ends_with("=native") {
@@ -168,8 +172,8 @@ impl Flags {
                 flags.optimisation.push(argument);
                 continue;
             }
-            for (index, folder) in folders.iter().enumerate() {
-                argument = argument.replace(folder, &format!("<{index}>"));
+            for (index, folder) in &numbered {
+                argument = argument.replace(folder.as_str(), &format!("<{index}>"));
             }
             flags.meaning.push(argument);
         }

@@ -207,6 +207,9 @@ fn flags_mean_the_same_in_other_folders_and_with_another_optimisation() {
         (release.optimisation, debug.optimisation),
         (vec!["-O3".into()], vec!["-O0".into()])
     );
+    let inside = flags("-I/a/out -I/a/out/kernels", ["/a/out", "/a/out/kernels"]).unwrap();
+    let beside = flags("-I/b/target -I/b/kernels", ["/b/target", "/b/kernels"]).unwrap();
+    assert_eq!(inside.meaning, beside.meaning);
     let other = flags("-O3 -fPIC -mavx2 -I /a/out/x -isystem /opt/torch/include", first);
     assert_ne!(other.unwrap().meaning, debug.meaning);
     assert_eq!(flags("-O3 -march=native", first), None);
