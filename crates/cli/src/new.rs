@@ -283,9 +283,15 @@ const CUDA: &str = "
 # no GPU.
 ";
 
-/// Profile that saves a first release build about a minute of processor time. Calls of tensor operations take as long
-/// with `opt-level` 1 (and 50 ns more with 0).
+/// Profiles that save a first build about a minute of processor time. Calls of tensor operations take as long with
+/// `opt-level` 1 (and 50 ns more with 0).
 const PROFILE: &str = "
+# Backtraces name the lines of dependencies; a debugger does not show their variables.
+[profile.dev.package.\"*\"]
+debug = \"line-tables-only\"
+[profile.dev.package.torch-sys]
+debug = false
+
 # A third of a first build. tch and torch-sys only pass calls on to libtorch; zstd and bzip2 are not used.
 [profile.release.package.tch]
 opt-level = 1

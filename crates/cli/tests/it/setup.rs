@@ -101,7 +101,10 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
         // This checkout's: where the program was built.
         assert!(brigade["path"].as_str().unwrap().ends_with("crates/brigade"), "{brigade}");
         let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
-        assert!(manifest.contains("[profile.release.package.torch-sys]"), "{manifest}");
+        for profile in ["dev", "release"] {
+            let table = format!("[profile.{profile}.package.torch-sys]");
+            assert!(manifest.contains(&table), "{manifest}");
+        }
         assert_eq!(
             metadata["packages"][0]["features"],
             serde_json::json!({ "cuda": ["brigade/cuda"] }),
