@@ -68,13 +68,17 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
         }),
         ("driver", devices.driver.version.clone().unwrap_or_else(|| NONE.to_owned())),
     ];
+    let word = devices.kind().device_word();
     if devices.gpus.is_empty() {
-        lines.push(("GPU", NONE.to_owned()));
+        lines.push((word, NONE.to_owned()));
     }
     for gpu in &devices.gpus {
         let place = gpu.device.pci.as_deref().map(|it| format!(" at {it}")).unwrap_or_default();
         let memory = gpu.device.memory_bytes.map(|it| format!(", {}", gib(it))).unwrap_or_default();
-        lines.push(("GPU", format!("{}: {}{place}{memory}", gpu.device.id, gpu.model())));
+        lines.push((word, format!("{}: {}{place}{memory}", gpu.device.id, gpu.model())));
+    }
+    if devices.kind().is_for_one_process() {
+        lines.push(("TorchTPU", devices.torch_tpu.clone().unwrap_or_else(|| NONE.to_owned())));
     }
     let libtorch = facts.program.as_ref().and_then(|program| program.libtorch.as_ref());
     lines.push((

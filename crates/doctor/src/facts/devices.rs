@@ -1,10 +1,11 @@
 //! Facts about accelerators and their driver, as the kernel shows them. No vendor library is loaded; for the rest a
 //! vendor program is run.
 
-use brigade_hardware::{Device, Driver, NearNic, Vendor};
-use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
-use brigade_hardware::Sources;
+use brigade_hardware::{Device, Driver, NearNic, Sources, Vendor};
+use brigade_libtorch_setup::{TpuFiles, TpuPlugin};
+use serde::{Deserialize, Serialize};
 
 /// Devices of one kind, with their driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub struct Devices {
     pub library: bool,
     /// Devices, by index.
     pub gpus: Vec<Gpu>,
+    /// Version of the TorchTPU that `brigade setup --tpu` has fetched. `None` also for devices that do not need it.
+    pub torch_tpu: Option<String>,
 }
 
 /// Device with the distances to the network cards.
@@ -60,6 +63,7 @@ impl Devices {
             driver,
             library: kind.driver_words().library.is_none_or(|it| is_installed(sources, it)),
             gpus: found.into_iter().map(gpu).collect(),
+            torch_tpu: kind.is_for_one_process().then(|| torch_tpu(sources)).flatten(),
         }
     }
 
@@ -94,8 +98,16 @@ impl Gpu {
     /// Returns the model name of the device.
     #[must_use]
     pub fn model(&self) -> &str {
-        self.device.model.as_deref().unwrap_or("GPU of an unknown model")
+        self.device.model.as_deref().unwrap_or("device of an unknown model")
     }
+}
+
+/// Returns the version of TorchTPU in the user's cache, if a plug-in for TPUs is there, too.
+fn torch_tpu(sources: &Sources) -> Option<String> {
+    let absolute = |name| sources.variable(name).map(PathBuf::from).filter(|it| it.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    let files = TpuFiles::find_in(&sources.path(cache.join("brigade")))?;
+    files.has(TpuPlugin::Tpu).then(|| files.version().to_owned())
 }
 
 fn is_installed(sources: &Sources, library: &str) -> bool {
