@@ -30,7 +30,10 @@ pub(crate) struct SetupArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Also fetch TorchTPU for TPUs (experimental), or for trying on the CPU: tpu or cpu [default: tpu]
+    /// Also fetch TorchTPU (experimental): tpu, or cpu to try it
+    ///
+    /// tpu: with Google's libtpu, 301 MB to download, 847 MB on disk; cpu: with a plug-in that computes on the CPU, 159 MB
+    /// and 473 MB. Linux on x86-64 only
     #[arg(
         long,
         value_name = "PLUGIN",
