@@ -161,3 +161,28 @@ const EXAMPLES: &str = "\
 Examples:
   brigade env
   brigade env --program target/release/train --json > report.json";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use brigade_doctor::Gpu;
+    use brigade_hardware::Device;
+
+    #[test]
+    fn tpus_are_named_with_torch_tpu() {
+        let mut facts = Facts::default();
+        facts.devices.kind = "Google".to_owned();
+        let device = Device {
+            id: "0".to_owned(),
+            model: Some("TPU v5e".to_owned()),
+            memory_bytes: Some(16 << 30),
+            ..Device::default()
+        };
+        facts.devices.gpus = vec![Gpu { device, nics: Vec::new() }];
+        let shown = text(&facts, &[]);
+        assert!(shown.contains("TPU         0: TPU v5e, 16.0 GiB\n"), "{shown}");
+        assert!(shown.contains("TorchTPU    none found\n"), "{shown}");
+        facts.devices.torch_tpu = Some("0.2.0".to_owned());
+        assert!(text(&facts, &[]).contains("TorchTPU    0.2.0\n"));
+    }
+}

@@ -162,7 +162,9 @@ fn each_rank_has_a_tpu() {
     let refused = run(&[root], &["--nproc=5"], "echo started");
     assert_eq!((refused.code, refused.stdout.as_str()), (2, ""));
     assert!(
-        refused.stderr.contains("5 ranks for 4 TPUs, and only one process can use a TPU: use --nproc 4"),
+        refused
+            .stderr
+            .contains("5 ranks for 4 TPUs, and only one process can use a TPU: use --nproc 4"),
         "{}",
         refused.stderr
     );

@@ -155,6 +155,25 @@ mod tests {
     }
 
     #[test]
+    fn tpus_with_torch_tpu() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("sys/bus/pci/devices/0000:00:04.0/vendor", "0x1ae0\n");
+        write("sys/bus/pci/devices/0000:00:04.0/device", "0x006f\n");
+        write("dev/accel0", "");
+        let sources = Sources::under(root.path()).with_variable("HOME", "/home/user");
+        let found = Devices::gather(&sources);
+        assert_eq!((found.kind.as_str(), found.usable(), found.library), ("Google", 1, true));
+        assert_eq!((found.gpus[0].model(), found.memory_of_each()), ("TPU v6e", Some(32 << 30)));
+        assert_eq!(found.torch_tpu, None);
+        assert!(!found.use_nccl());
+    }
+
+    #[test]
     fn memory_is_asked_of_the_makers_program() {
         use std::os::unix::fs::PermissionsExt;
 
