@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::install::{self, Contents, State};
-use crate::pins::{self, Pin};
+use crate::install::{self, State};
+use crate::pins::{self, Contents, Pin};
 use crate::pip_log;
 use crate::progress::{Progress, megabytes};
 use crate::python::{PYTHON, Preflight, UNPACK, UNPACK_DISK_FULL};

@@ -7,8 +7,6 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::install::Contents;
-
 /// Wheels that can be fetched, with version and checksum.
 #[derive(Debug, Default, Deserialize)]
 pub struct Pins {
@@ -52,6 +50,19 @@ pub(crate) struct Pin {
     /// version.
     #[serde(default)]
     pub(crate) keep: Vec<String>,
+}
+
+/// Contents of an installation: the wheels of one product.
+pub(crate) struct Contents<'a> {
+    /// Name of the product, such as `libtorch`.
+    pub(crate) product: &'static str,
+    /// Name with version and kind, such as `libtorch 2.13.0 (cpu)`.
+    pub(crate) name: String,
+    /// End of a message about a failed fetch: what the user can do instead. Empty if there is no other way.
+    pub(crate) instead: &'static str,
+    /// Version of Python in the wheels' names, such as `311`.
+    pub(crate) python: &'a str,
+    pub(crate) wheels: Vec<&'a Pin>,
 }
 
 /// The architectures of hosts for which wheels are pinned.

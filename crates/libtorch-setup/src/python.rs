@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::install::Contents;
+use crate::pins::Contents;
 
 /// Facts that are checked before a fetch starts.
 #[derive(Debug, Deserialize)]

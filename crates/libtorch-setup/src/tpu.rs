@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache;
 use crate::fetch;
-use crate::install::{self, Contents, State};
-use crate::pins::{Pin, Pins};
+use crate::install::{self, State};
+use crate::pins::{Contents, Pin, Pins};
 
 /// Plug-in that TorchTPU loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -165,7 +165,7 @@ mod tests {
         write("sys/bus/pci/devices/0000:00:04.0/vendor", "0x1ae0\n");
         write("sys/bus/pci/devices/0000:00:04.0/device", "0x006f\n");
         write("dev/accel0", "");
-        let sources = Sources::under(root.path()).with_variable("HOME", "/home/user");
+        let sources = Sources::under(root.path()).with_variable("HOME", "/users/me");
         let found = Devices::gather(&sources);
         assert_eq!((found.kind.as_str(), found.usable(), found.library), ("Google", 1, true));
         assert_eq!((found.gpus[0].model(), found.memory_of_each()), ("TPU v6e", Some(32 << 30)));
