@@ -21,7 +21,7 @@ use clap::Args;
 /// saves the first build a minute; where it does not fit, that build compiles it.
 ///
 /// With --tpu, TorchTPU, the backend of libtorch for Google's TPUs (experimental), is stored in ~/.cache/brigade/tpu, too.
-/// Programs built with `--features tpu` use it. To uninstall it, remove that folder.
+/// Programs built with `--features brigade/tpu` use it. To uninstall it, remove that folder.
 ///
 /// LIBTORCH=DIR and LIBTORCH_USE_PYTORCH=1 in the environment have the same effect as --libtorch and --pytorch.
 #[derive(Debug, Args)]
@@ -97,7 +97,7 @@ fn fetch_torch_tpu(
     let files = TpuFiles::find_or_fetch(plugin, libtorch.version(), &pins)?;
     writeln!(
         out,
-        "TorchTPU {} (experimental) is in {}: `cargo build --features tpu` builds programs that use it",
+        "TorchTPU {} (experimental) is in {}: `cargo build --features brigade/tpu` builds programs that use it",
         files.version(),
         files.folder().display()
     )?;

@@ -97,11 +97,11 @@ impl Vendor for Google {
     fn driver_words(&self) -> &'static DriverWords {
         &DriverWords {
             driver: "the driver of TPUs",
-            load: "sudo modprobe vfio-pci",
+            load: "lspci -nnk -d 1ae0:",
             make_files: "give the container the devices (docker run --privileged)",
             make_files_command: "ls -l /dev/accel* /dev/vfio",
             library: None,
-            inspect: "sudo dmesg",
+            inspect: "lspci -nnk -d 1ae0:",
         }
     }
 

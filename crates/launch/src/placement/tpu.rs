@@ -61,13 +61,18 @@ impl<'a> Chips<'a> {
             (TPU_PROCESS_PORT, (FIRST_PORT + rank).to_string()),
             (CLOUD_TPU_TASK_ID, task.to_string()),
         ]);
+        // The older name must not contradict the newer one.
+        if !is_free(TPU_VISIBLE_DEVICES) {
+            variables.push((TPU_VISIBLE_DEVICES, chip.id.clone()));
+        }
         variables
     }
 }
 
 /// Variables that the launcher sets, for [`HostFacts`](crate::HostFacts).
-pub(crate) const TPU_VARIABLES: [&str; 6] = [
+pub(crate) const TPU_VARIABLES: [&str; 7] = [
     PJRT_DEVICE,
+    TPU_VISIBLE_DEVICES,
     TPU_CHIPS_PER_PROCESS_BOUNDS,
     TPU_PROCESS_BOUNDS,
     TPU_PROCESS_ADDRESSES,
@@ -84,6 +89,7 @@ const SLICE: [&str; 5] = [
 ];
 const PJRT_DEVICE: &str = "PJRT_DEVICE";
 const TPU_VISIBLE_CHIPS: &str = "TPU_VISIBLE_CHIPS";
+const TPU_VISIBLE_DEVICES: &str = "TPU_VISIBLE_DEVICES";
 const TPU_CHIPS_PER_PROCESS_BOUNDS: &str = "TPU_CHIPS_PER_PROCESS_BOUNDS";
 const TPU_PROCESS_BOUNDS: &str = "TPU_PROCESS_BOUNDS";
 const TPU_PROCESS_ADDRESSES: &str = "TPU_PROCESS_ADDRESSES";
@@ -159,5 +165,7 @@ mod tests {
         let chips = Chips::assign(&host, &host.visible, 1, true);
         assert_eq!(variables(&chips, 0, &[TPU_PROCESS_BOUNDS]), ["PJRT_DEVICE=TPU"]);
         assert_eq!(variables(&chips, 0, &[PJRT_DEVICE, CLOUD_TPU_TASK_ID]), [""; 0]);
+        let older = variables(&chips, 0, &[TPU_VISIBLE_DEVICES]);
+        assert!(older.contains(&"TPU_VISIBLE_DEVICES=0".to_owned()), "{older:?}");
     }
 }
