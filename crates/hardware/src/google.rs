@@ -111,9 +111,10 @@ impl Vendor for Google {
     }
 }
 
-/// Returns `true` if device files under `root` may be those of TPUs. Costs two look-ups, not a search of the bus.
+/// Returns `true` if device files under `root` may be those of TPUs. Does not search the bus. Other devices have VFIO
+/// groups, too.
 pub(super) fn may_be_in(root: &Path) -> bool {
-    root.join("dev/accel0").exists() || root.join(VFIO).exists()
+    root.join("dev/accel0").exists() || !numbered(&root.join(VFIO), "").is_empty()
 }
 
 /// A chip on the PCI bus.

@@ -219,8 +219,8 @@ pub fn find(root: &Path) -> (&'static dyn Vendor, Vec<Device>) {
     found.into_iter().find(|(_, devices)| !devices.is_empty()).unwrap_or_default()
 }
 
-/// Returns `true` if `root` may have devices that only one process can use each. Costs two look-ups: a launch on a host
-/// without such devices need not search for devices.
+/// Returns `true` if `root` may have devices that only one process can use each. Looks for their files only: a launch on a
+/// host without such devices need not search for devices.
 #[must_use]
 pub fn may_have_devices_for_one_process(root: &Path) -> bool {
     google::may_be_in(root)

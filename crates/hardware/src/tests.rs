@@ -191,7 +191,9 @@ fn googles_chips_by_vfio() {
         symlink(format!("../../../kernel/iommu_groups/{group}"), device.join("iommu_group"))
             .unwrap();
     }
-    write(root.path(), &[("dev/vfio/vfio", ""), ("dev/vfio/0", ""), ("dev/vfio/2", "")]);
+    write(root.path(), &[("dev/vfio/vfio", "")]);
+    assert!(!may_have_devices_for_one_process(root.path()), "there is no group");
+    write(root.path(), &[("dev/vfio/0", ""), ("dev/vfio/2", "")]);
     write(root.path(), &[("dev/vfio/3", "")]);
     assert!(may_have_devices_for_one_process(root.path()));
     let chips = find(root.path()).1;
