@@ -102,13 +102,14 @@ enum Command {
             conflicts_with_all = ["runner_arguments", "changed"]
         )]
         processor: Option<String>,
-        /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory
+        /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory; or the tests on a TPU: tpu
         ///
-        /// It shows where tensors are, not what a GPU computes. `gpu` runs the tests on a real one.
+        /// fake shows where tensors are, not what a GPU computes. `gpu` runs the tests on a real one. tpu needs what
+        /// `install tpu` fetches, whose plug-in computes on the CPU.
         #[arg(
             long,
             value_name = "DEVICE",
-            value_parser = ["fake"],
+            value_parser = ["fake", "tpu"],
             conflicts_with_all = ["runner_arguments", "changed", "processor"]
         )]
         device: Option<String>,
