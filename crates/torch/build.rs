@@ -61,6 +61,9 @@ const FILES: [&str; 41] = [
 const LOOPS: &str = "cpp/step_kernels.cpp";
 /// Name of the static library of the border's objects.
 const ARCHIVE: &str = "brigade_torch";
+/// Of the feature `tpu`, with the library that the program carries.
+const TPU_FILE: &str = "cpp/tpu.cpp";
+const TPU_CARRIED: &str = "cpp/tpu/compat.c";
 /// Needs CUDA's headers.
 const CUDA_FILES: [&str; 4] = ["cuda.cpp", "graph.cpp", "kernels/load.cpp", "nccl.cpp"];
 
@@ -128,9 +131,17 @@ fn main() {
     let headers: Vec<&Path> =
         [&include].into_iter().chain(&cuda_folders).map(PathBuf::as_path).collect();
     compile_or_load(&mut build, torch, &kernels, &headers);
+    let tpu = env::var_os("CARGO_FEATURE_TPU").is_some();
+    if tpu {
+        compile_tpu(torch, &include, &bridge);
+    }
 
     // What cc prints for an archive that it compiles. Crate cxx links the standard library of C++.
     println!("cargo::rustc-link-lib=static={ARCHIVE}");
+    if tpu {
+        // Behind the archive that refers to it.
+        println!("cargo::rustc-link-lib=static={ARCHIVE}_tpu");
+    }
     println!("cargo::rustc-link-search=native={}", variable("OUT_DIR").display());
     println!("cargo::rustc-link-search=native={}", lib.display());
     for library in ["torch_cpu", "c10"] {
@@ -349,6 +360,40 @@ fn loops(torch: &Path, include: &Path) -> Vec<PathBuf> {
         .flag_if_supported("-fno-math-errno")
         .flag_if_supported("-fno-trapping-math")
         .compile_intermediates()
+}
+
+/// Compiles what the feature `tpu` adds: an archive, and a shared library that the program contains as bytes.
+fn compile_tpu(torch: &Path, include: &Path, bridge: &cc::Build) {
+    let mut build = cc::Build::new();
+    without_paths(&mut build, torch);
+    build
+        .cpp(true)
+        .includes(includes(bridge))
+        .file(TPU_FILE)
+        .std("c++20")
+        .warnings(false)
+        .debug(false)
+        .flag("-isystem")
+        .flag(include.to_str().expect("checked before"))
+        .flag("-isystem")
+        .flag(include.join("torch/csrc/api/include").to_str().expect("checked before"))
+        .include("cpp/gloo_declarations")
+        .flag_if_supported("-fvisibility=hidden")
+        .cargo_metadata(false);
+    if env::var("LIBTORCH_CXX11_ABI").as_deref() == Ok("0") {
+        build.define("_GLIBCXX_USE_CXX11_ABI", "0");
+    }
+    build.compile(&format!("{ARCHIVE}_tpu"));
+
+    let mut carried = cc::Build::new();
+    without_paths(&mut carried, torch);
+    let compiler = carried.pic(true).debug(false).get_compiler();
+    let library = variable("OUT_DIR").join("libbrigade_tpu.so");
+    let mut command = compiler.to_command();
+    command.args(["-shared", "-Wl,-soname,libtorch_python.so", TPU_CARRIED, "-ldl", "-o"]);
+    let status = command.arg(&library).status();
+    let status = status.unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    assert!(status.success(), "{command:?} failed");
 }
 
 /// Returns the path of a file of the folder `cpp`.

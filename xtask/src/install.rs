@@ -2,9 +2,11 @@
 //! cargo.
 
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
+use brigade_libtorch_setup::{Pins, TpuFiles, TpuPlugin};
 use brigade_test_needs::{Need, installed, is_root, needs_named};
 
 use crate::checkout::Checkout;
@@ -12,10 +14,11 @@ use crate::docs::MdBook;
 use crate::notebook;
 use crate::python_environment::Environment;
 use crate::semver::SemverChecks;
+use crate::setup;
 
 /// Installs what these names stand for; without names, everything that is in packages of the system. Fails if something
-/// is still missing for tests.
-pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
+/// is still missing for tests. `pins` replaces the pinned wheels of TorchTPU.
+pub(crate) fn run(checkout: &Checkout, names: &[String], pins: Option<&Path>) -> Result<ExitCode> {
     let mut wanted = Vec::new();
     for name in names {
         if name == BOOK {
@@ -38,6 +41,11 @@ pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
         }
         if *need == Need::RustKernel {
             notebook::install_evcxr(checkout)?;
+        }
+        if *need == Need::Tpu {
+            let pins = pins.map_or_else(Pins::embedded, Pins::read)?;
+            let libtorch = setup::ensure(checkout)?;
+            TpuFiles::find_or_fetch(TpuPlugin::Cpu, libtorch.version(), &pins)?;
         }
         if *need == Need::SemverChecks && need.lacking().is_some() {
             SemverChecks::install(checkout)?;

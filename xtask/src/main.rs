@@ -102,13 +102,14 @@ enum Command {
             conflicts_with_all = ["runner_arguments", "changed"]
         )]
         processor: Option<String>,
-        /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory
+        /// Run the tests of numbers alone, on another device: fake, a GPU made of host memory; or the tests on a TPU: tpu
         ///
-        /// It shows where tensors are, not what a GPU computes. `gpu` runs the tests on a real one.
+        /// fake shows where tensors are, not what a GPU computes. `gpu` runs the tests on a real one. tpu needs what
+        /// `install tpu` fetches, whose plug-in computes on the CPU.
         #[arg(
             long,
             value_name = "DEVICE",
-            value_parser = ["fake"],
+            value_parser = ["fake", "tpu"],
             conflicts_with_all = ["runner_arguments", "changed", "processor"]
         )]
         device: Option<String>,
@@ -128,11 +129,15 @@ enum Command {
     /// hosts (sshd, nft, ip, ...), etcd, schedulers (slurm, open-mpi) and python come from Debian's
     /// packages, as root or with sudo; no service is started. pytorch (PyTorch and Accelerate, 3 GB)
     /// and trackers (TensorBoard and MLflow) come from pip, into ignored folders of the checkout, docs
-    /// (mdBook, for `docs`) and semver-checks by cargo into others; arm64 is for `cross`.
+    /// (mdBook, for `docs`) and semver-checks by cargo into others; arm64 is for `cross`. tpu (TorchTPU
+    /// with a plug-in for the CPU, 160 MB) comes from pip into ~/.cache/brigade, as by `brigade setup --tpu=cpu`.
     Install {
         /// What to install [default: all that comes from packages of the system]
         #[arg(value_name = "NEED")]
         needs: Vec<String>,
+        /// Another list of wheels of TorchTPU, for tests
+        #[arg(long, value_name = "FILE", hide = true)]
+        pins: Option<PathBuf>,
     },
     /// Lint: formatting, tidy, clippy and rustdoc, warnings as errors
     Check {
@@ -253,7 +258,7 @@ fn run(command: Command) -> Result<ExitCode> {
             suite::run(&checkout, &selection, !no_install, timings)
         }
         Command::Measure { command } => suite::timings::measure(&command),
-        Command::Install { needs } => install::run(&checkout, &needs),
+        Command::Install { needs, pins } => install::run(&checkout, &needs, pins.as_deref()),
         Command::Check { cuda: true, .. } => cuda::run(&checkout),
         Command::Check { kernels: Some(nvrtc), .. } => kernels::run(&nvrtc),
         Command::Check { packages, .. } if packages.is_empty() => check::run(&checkout),

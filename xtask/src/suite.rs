@@ -142,6 +142,10 @@ impl<'a> Run<'a> {
                 let filter = format!("({NUMERIC}) & {}", processor.filter);
                 (self.workspace.with_numeric_tests(self.checkout), Some(filter))
             }
+            Selection::OnDevice(device) if device == "tpu" => {
+                let arguments = on_tpu().map(str::to_owned).to_vec();
+                return Ok(cargo::exit_code(self.run_tests(arguments, &[])?));
+            }
             Selection::OnDevice(device) => {
                 variables.push(("BRIGADE_TEST_DEVICE", device));
                 (["numeric".to_owned()].into(), Some(on_any_device(&self.workspace)))
@@ -417,6 +421,13 @@ fn on_any_device(workspace: &Workspace) -> String {
     let packages = packages.filter(|it| it.dependencies.contains("brigade-test-device"));
     let packages: Vec<_> = packages.map(|it| format!("package({})", it.name)).collect();
     format!("({}) & not test(/(^|::)cpu::/)", packages.join(" | "))
+}
+
+/// Returns arguments for cargo-nextest that select the tests on a TPU.
+fn on_tpu() -> [&'static str; 10] {
+    let features = "brigade-learn/tpu,brigade-torch/tpu,brigade-train/tpu";
+    let [torch, train, learn] = ["brigade-torch", "brigade-train", "brigade-learn"];
+    ["-p", torch, "-p", train, "-p", learn, "--features", features, "--test", "tpu"]
 }
 
 /// Returns the packages in arguments for cargo.

@@ -280,6 +280,7 @@ fn this_machine() -> Machine {
     let facts = PlacementFacts::gather(&PlacementOptions::default(), NprocSpec::Gpu);
     Machine {
         gpus: facts.devices.visible.len(),
+        device_word: facts.devices.kind.device_word(),
         cores: thread::available_parallelism().map_or(1, usize::from),
     }
 }

@@ -68,13 +68,17 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
         }),
         ("driver", devices.driver.version.clone().unwrap_or_else(|| NONE.to_owned())),
     ];
+    let word = devices.kind().device_word();
     if devices.gpus.is_empty() {
-        lines.push(("GPU", NONE.to_owned()));
+        lines.push((word, NONE.to_owned()));
     }
     for gpu in &devices.gpus {
         let place = gpu.device.pci.as_deref().map(|it| format!(" at {it}")).unwrap_or_default();
         let memory = gpu.device.memory_bytes.map(|it| format!(", {}", gib(it))).unwrap_or_default();
-        lines.push(("GPU", format!("{}: {}{place}{memory}", gpu.device.id, gpu.model())));
+        lines.push((word, format!("{}: {}{place}{memory}", gpu.device.id, gpu.model())));
+    }
+    if devices.kind().is_for_one_process() {
+        lines.push(("TorchTPU", devices.torch_tpu.clone().unwrap_or_else(|| NONE.to_owned())));
     }
     let libtorch = facts.program.as_ref().and_then(|program| program.libtorch.as_ref());
     lines.push((
@@ -157,3 +161,28 @@ const EXAMPLES: &str = "\
 Examples:
   brigade env
   brigade env --program target/release/train --json > report.json";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use brigade_doctor::Gpu;
+    use brigade_hardware::Device;
+
+    #[test]
+    fn tpus_are_named_with_torch_tpu() {
+        let mut facts = Facts::default();
+        facts.devices.kind = "Google".to_owned();
+        let device = Device {
+            id: "0".to_owned(),
+            model: Some("TPU v5e".to_owned()),
+            memory_bytes: Some(16 << 30),
+            ..Device::default()
+        };
+        facts.devices.gpus = vec![Gpu { device, nics: Vec::new() }];
+        let shown = text(&facts, &[]);
+        assert!(shown.contains("TPU         0: TPU v5e, 16.0 GiB\n"), "{shown}");
+        assert!(shown.contains("TorchTPU    none found\n"), "{shown}");
+        facts.devices.torch_tpu = Some("0.2.0".to_owned());
+        assert!(text(&facts, &[]).contains("TorchTPU    0.2.0\n"));
+    }
+}

@@ -114,7 +114,7 @@ mod tests {
         # The ranks of each host.
         [ranks]
         # Ranks per host: a number, gpu, cpu or auto [default: one per GPU, else 1]. gpu starts one rank
-        # per GPU, cpu one per core, auto one per GPU if there are GPUs, else one per core
+        # per GPU or TPU, cpu one per core, auto one per GPU or TPU if there are any, else one per core
         nproc = "gpu"
 
         # Several hosts: set `hosts` or `hostfile` to start all of them from here, or the other settings

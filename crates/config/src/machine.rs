@@ -9,8 +9,10 @@ use crate::value::Precision;
 /// Resources of a machine that settings depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Number of GPUs that programs can use, of any supported kind.
+    /// Number of GPUs or TPUs that programs can use.
     pub gpus: usize,
+    /// Word for one of them: `GPU` or `TPU`.
+    pub device_word: &'static str,
     /// Number of cores that this process may use.
     pub cores: usize,
 }
@@ -21,7 +23,7 @@ impl Machine {
     /// ```
     /// use brigade_config::Machine;
     ///
-    /// let settings = Machine { gpus: 2, cores: 16 }.settings(None);
+    /// let settings = Machine { gpus: 2, device_word: "GPU", cores: 16 }.settings(None);
     /// assert_eq!(settings.text("nproc").as_deref(), Some("2"));
     /// assert_eq!(settings.cpu, None);
     /// ```
@@ -43,6 +45,6 @@ impl Machine {
             1 => format!("one {one}"),
             more => counted(more, one),
         };
-        format!("{} and {}", some(self.gpus, "GPU"), some(self.cores, "core"))
+        format!("{} and {}", some(self.gpus, self.device_word), some(self.cores, "core"))
     }
 }

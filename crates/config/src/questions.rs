@@ -80,7 +80,7 @@ pub enum Kind {
 /// ```
 /// use brigade_config::{Machine, questions::{Questionnaire, Question}};
 ///
-/// let mut questionnaire = Questionnaire::new(Machine { gpus: 2, cores: 8 });
+/// let mut questionnaire = Questionnaire::new(Machine { gpus: 2, device_word: "GPU", cores: 8 });
 /// assert_eq!(questionnaire.next(), Some(Question::Where));
 /// questionnaire.answer(Question::Where, "here")?;
 /// questionnaire.answer(Question::Cpu, "no")?;
@@ -183,9 +183,11 @@ impl Questionnaire {
             Question::Backend => "Who brings the machines together?",
             Question::Endpoint => "Where do they meet?",
             Question::Restarts => "How often is the job started again after a failure?",
+            Question::Cpu if self.has_tpus() => "Train on the CPU only, even where there are TPUs?",
             Question::Cpu => "Train on the CPU only, even where there are GPUs?",
             Question::Processes if self.is_on_several() => "How many processes on each machine?",
             Question::Processes => "How many processes?",
+            Question::Devices if self.has_tpus() => "Which TPUs?",
             Question::Devices => "Which GPUs?",
             Question::Precision => "Which mixed precision?",
             Question::Compile => "Compile models of Python programs with torch.compile?",
@@ -241,6 +243,9 @@ impl Questionnaire {
                 text(&default.to_string(), "a number, or auto, gpu or cpu to count on each machine")
             }
             Question::Devices => text("all", "all, or numbers such as 0,2"),
+            Question::Precision if self.has_tpus() && !self.is_on_cpu() => {
+                words(&[Precision::No.word(), Precision::Bf16.word()])
+            }
             Question::Precision => {
                 words(&[Precision::No.word(), Precision::Fp16.word(), Precision::Bf16.word()])
             }
@@ -303,6 +308,10 @@ impl Questionnaire {
 
     fn is_yes(&self, question: Question) -> bool {
         self.answer_to(question).and_then(bool::parse) == Some(true)
+    }
+
+    fn has_tpus(&self) -> bool {
+        self.machine.device_word == "TPU"
     }
 
     fn is_on_cpu(&self) -> bool {

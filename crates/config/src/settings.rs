@@ -220,7 +220,7 @@ settings! {
     ["ranks"] {
         /// Ranks per host: a number, gpu, cpu or auto [default: one per GPU, else 1]
         ///
-        /// gpu starts one rank per GPU, cpu one per core, auto one per GPU if there are GPUs, else one per core
+        /// gpu starts one rank per GPU or TPU, cpu one per core, auto one per GPU or TPU if there are any, else one per core
         nproc: NprocSpec = "nproc" "N"
             env "PET_NPROC_PER_NODE" also "nproc-per-node" "num-gpus";
         /// Train on the CPU even if there are GPUs

@@ -39,7 +39,7 @@ pub(crate) struct OnStream {
 
 impl Beside {
     pub(crate) fn new(device: Option<Device>) -> Result<Self> {
-        let device = device.filter(|device| device.device_kind().is_some());
+        let device = device.filter(|device| device.has_streams());
         let begun = device.map(StreamEvent::record).transpose()?.flatten();
         Ok(Self { device, begun })
     }
@@ -83,7 +83,7 @@ pub(crate) fn take_over<T: TensorTree + ?Sized>(
     let mut on_gpu = None;
     batch.visit(&mut |tensor| {
         let device = tensor.device();
-        if device.device_kind().is_some() {
+        if device.has_streams() {
             on_gpu.get_or_insert(device);
         }
     });

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use brigade_torch::{Element, Result, TensorTree, TorchError, elements, from_vec};
+use brigade_torch::{DeviceExt, Element, Result, TensorTree, TorchError, elements, from_vec};
 use tch::{Device, Kind, Tensor};
 
 use crate::DataError;
@@ -240,7 +240,7 @@ fn alike(one: &Tensor, other: &Tensor) -> Result<bool> {
 fn describe(tensor: &Tensor) -> String {
     let device = match tensor.device() {
         Device::Cpu => String::new(),
-        device => format!(" on {device:?}"),
+        device => format!(" on {}", device.label()),
     };
     let kind = tensor.f_kind().map_or_else(|_| "a tensor".into(), |kind| format!("{kind:?}"));
     format!("{kind} {:?}{device}", tensor.size())

@@ -128,6 +128,7 @@ pub(crate) fn devices(gpus: u32) -> Devices {
         },
         library: true,
         gpus: (0..gpus).map(|number| Gpu { device: device(number), nics: Vec::new() }).collect(),
+        torch_tpu: None,
     }
 }
 

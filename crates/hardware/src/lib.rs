@@ -15,6 +15,7 @@
 mod amd;
 pub mod cgroup;
 mod fault;
+mod google;
 mod kernel_log;
 mod memory;
 pub mod mounts;
@@ -40,6 +41,16 @@ pub use sources::{Sources, within};
 pub trait Vendor: fmt::Debug + Sync {
     /// Returns the vendor's name, as used in messages.
     fn name(&self) -> &'static str;
+
+    /// Returns the word for one device in messages: `GPU` or `TPU`.
+    fn device_word(&self) -> &'static str {
+        "GPU"
+    }
+
+    /// Returns `true` if only one process can use a device, so that a launcher gives each rank one of its own.
+    fn is_for_one_process(&self) -> bool {
+        false
+    }
 
     /// Returns the devices that the kernel lists under `root`, where the file system begins, in the order in which
     /// programs number them. Devices that programs cannot open are included and marked.
@@ -190,7 +201,7 @@ impl MemoryQuery {
 }
 
 /// All vendors, in the order in which a host is searched for their devices.
-pub const VENDORS: &[&dyn Vendor] = &[&nvidia::Nvidia, &amd::Amd];
+pub const VENDORS: &[&dyn Vendor] = &[&nvidia::Nvidia, &amd::Amd, &google::Google];
 
 /// Returns the folder where this host's file system begins: `/`, or the value of
 /// [`BRIGADE_HOST_ROOT`](brigade_rank_env::env::BRIGADE_HOST_ROOT).
@@ -206,6 +217,13 @@ pub fn host_root() -> PathBuf {
 pub fn find(root: &Path) -> (&'static dyn Vendor, Vec<Device>) {
     let found = VENDORS.iter().map(|vendor| (*vendor, vendor.discover(root)));
     found.into_iter().find(|(_, devices)| !devices.is_empty()).unwrap_or_default()
+}
+
+/// Returns `true` if `root` may have devices that only one process can use each. Looks for their files only: a launch on a
+/// host without such devices need not search for devices.
+#[must_use]
+pub fn may_have_devices_for_one_process(root: &Path) -> bool {
+    google::may_be_in(root)
 }
 
 /// Returns the vendor with this name. `None` if there is none.

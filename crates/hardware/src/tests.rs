@@ -152,6 +152,99 @@ fn amds_faults() {
     assert_eq!(fault_in("amdgpu: GPU reset begin!"), None);
 }
 
+/// Makes a host with four TPUs v5e, a network card and a disk of the same vendor, and this device ID of the chips.
+fn four_chips(id: &str) -> tempfile::TempDir {
+    let root = tree(&[
+        ("sys/bus/pci/devices/0000:00:03.0/vendor", "0x1ae0\n"),
+        ("sys/bus/pci/devices/0000:00:03.0/device", "0x0042\n"),
+        ("sys/bus/pci/devices/0000:00:0a.0/vendor", "0x1ae0\n"),
+        ("sys/bus/pci/devices/0000:00:0a.0/device", "0x001f\n"),
+    ]);
+    for chip in 4..8 {
+        let folder = format!("sys/bus/pci/devices/0000:00:0{chip}.0");
+        let write_one = |file: &str, text: &str| {
+            write(root.path(), &[(&format!("{folder}/{file}"), text)]);
+        };
+        write_one("vendor", "0x1ae0\n");
+        write_one("device", &format!("{id}\n"));
+        write_one("subsystem_device", "0x004f\n");
+        write_one("numa_node", if chip < 6 { "0\n" } else { "1\n" });
+    }
+    root
+}
+
+#[test]
+fn googles_chips_by_vfio() {
+    let root = four_chips("0x0063");
+    // Without a driver, nothing can be opened.
+    let (kind, chips) = find(root.path());
+    assert_eq!((kind.name(), kind.visibility_variable()), ("Google", "TPU_VISIBLE_CHIPS"));
+    assert!(kind.is_for_one_process() && chips.iter().all(|chip| !chip.is_usable));
+    let driver = kind.driver(root.path(), &chips);
+    assert_eq!(driver, Driver { on_bus: 4, ..Driver::default() });
+    assert!(!may_have_devices_for_one_process(root.path()));
+
+    // The groups are numbered against the addresses, and one is not in this container.
+    for (chip, group) in [(4, 3), (5, 2), (6, 1), (7, 0)] {
+        let device = root.path().join(format!("sys/bus/pci/devices/0000:00:0{chip}.0"));
+        symlink("../../../bus/pci/drivers/vfio-pci", device.join("driver")).unwrap();
+        symlink(format!("../../../kernel/iommu_groups/{group}"), device.join("iommu_group"))
+            .unwrap();
+    }
+    write(root.path(), &[("dev/vfio/vfio", "")]);
+    assert!(!may_have_devices_for_one_process(root.path()), "there is no group");
+    write(root.path(), &[("dev/vfio/0", ""), ("dev/vfio/2", "")]);
+    write(root.path(), &[("dev/vfio/3", "")]);
+    assert!(may_have_devices_for_one_process(root.path()));
+    let chips = find(root.path()).1;
+    let found: Vec<_> =
+        chips.iter().map(|it| (it.id.as_str(), it.pci.as_deref(), it.numa_node)).collect();
+    assert_eq!(
+        found,
+        [
+            ("0", Some("0000:00:07.0"), Some(1)),
+            ("", Some("0000:00:06.0"), Some(1)),
+            ("1", Some("0000:00:05.0"), Some(0)),
+            ("2", Some("0000:00:04.0"), Some(0)),
+        ]
+    );
+    assert_eq!(chips[0].model.as_deref(), Some("TPU v5e"));
+    assert_eq!(chips[0].memory_bytes, Some(16 << 30));
+    let driver = kind.driver(root.path(), &chips);
+    assert_eq!((driver.version.as_deref(), driver.on_bus), (Some("vfio-pci"), 4));
+    assert_eq!(driver.missing_files, ["/dev/vfio/1"]);
+}
+
+#[test]
+fn googles_chips_by_accel_files() {
+    let root = four_chips("0x0027");
+    write(root.path(), &[("dev/accel0", ""), ("dev/accel1", ""), ("dev/accel3", "")]);
+    assert!(may_have_devices_for_one_process(root.path()));
+    let chips = find(root.path()).1;
+    let ids: Vec<&str> = chips.iter().map(|chip| chip.id.as_str()).collect();
+    assert_eq!(ids, ["0", "1", "2", ""]);
+    assert_eq!(chips[2].pci.as_deref(), Some("0000:00:07.0"), "the file of chip 2 is missing");
+    assert_eq!(
+        (chips[0].model.as_deref(), chips[0].memory_bytes),
+        (Some("TPU v3"), Some(32 << 30))
+    );
+    let driver = named("Google").unwrap().driver(root.path(), &chips);
+    assert_eq!(driver.version.as_deref(), Some("of the kernel"));
+
+    // A newer driver lists the file with the device.
+    for (chip, number) in [(4, 3), (5, 1), (6, 0), (7, 2)] {
+        let listed = format!("sys/bus/pci/devices/0000:00:0{chip}.0/accel/accel{number}/dev");
+        write(root.path(), &[(&listed, "121:0\n")]);
+    }
+    let listed: Vec<_> = usable(root.path()).into_iter().filter_map(|chip| chip.pci).collect();
+    assert_eq!(listed, ["0000:00:06.0", "0000:00:05.0", "0000:00:04.0"]);
+
+    // Without the bus, the files are counted.
+    let blind = tree(&[("dev/accel0", ""), ("dev/accel1", "")]);
+    let ids: Vec<String> = usable(blind.path()).into_iter().map(|chip| chip.id).collect();
+    assert_eq!(ids, ["0", "1"]);
+}
+
 #[test]
 fn every_kind_says_all_that_others_ask() {
     for kind in VENDORS {

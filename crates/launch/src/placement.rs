@@ -5,6 +5,7 @@ mod cpus;
 mod devices;
 mod nproc;
 mod topology;
+mod tpu;
 
 use std::path::Path;
 
@@ -16,8 +17,10 @@ pub(crate) use devices::environment;
 pub use devices::{Device, DeviceError, DeviceList, Devices, Mask};
 pub use nproc::NprocSpec;
 pub use topology::{Cpu, Topology};
+pub(crate) use tpu::TPU_VARIABLES;
 
 use crate::LaunchError;
+use tpu::Chips;
 
 /// Options of placement. By default no rank is bound to processors, and every rank sees all devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +31,8 @@ pub struct PlacementOptions {
     pub bind: BindMode,
     /// `true` if each rank sees one device only, as its number 0, and has the local rank 0.
     pub virtual_local_rank: bool,
+    /// `true` if the ranks use no devices.
+    pub on_cpu: bool,
 }
 
 /// Facts about this host on which the placement depends, as far as the options need them.
@@ -54,12 +59,15 @@ impl PlacementFacts {
     pub fn gather(options: &PlacementOptions, nproc: NprocSpec) -> Self {
         let root = Path::new("/");
         let bound = options.bind != BindMode::None;
+        let given_out = !options.on_cpu
+            && brigade_hardware::may_have_devices_for_one_process(&brigade_hardware::host_root());
         let counted = matches!(nproc, NprocSpec::Auto | NprocSpec::Gpu);
         let mut facts = Self::default();
         if bound {
             facts.topology = Topology::read(root, &CpuSet::allowed(root));
         }
-        if bound || counted || options.devices.is_some() || options.virtual_local_rank {
+        if bound || counted || given_out || options.devices.is_some() || options.virtual_local_rank
+        {
             facts.devices = Devices::of_this_host();
         }
         facts
@@ -68,6 +76,8 @@ impl PlacementFacts {
 
 /// Returns every rank's processors and devices. Pure.
 ///
+/// `is_alone` is `true` for a job on one host. `is_free` tells which environment variables the user has not set.
+///
 /// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has a number. A set of
 /// processors that several ranks share is divided evenly among them; `quota` is the limit that a control group sets per
 /// rank, if that is less.
@@ -75,24 +85,37 @@ pub(crate) fn place(
     options: &PlacementOptions,
     facts: &PlacementFacts,
     nproc: usize,
+    is_alone: bool,
+    is_free: impl Fn(&str) -> bool,
 ) -> Result<Vec<RankSetup>, LaunchError> {
     let chosen = facts.devices.choose(options.devices.as_ref())?;
-    if options.virtual_local_rank && !chosen.is_empty() && chosen.len() < nproc {
-        let devices = chosen.len();
-        return Err(DeviceError::TooFew { ranks: nproc, devices }.into());
+    let (kind, devices) = (facts.devices.kind, chosen.len());
+    let is_one_each = kind.is_for_one_process() && !options.on_cpu && devices > 0;
+    if devices > 0 && devices < nproc {
+        let (ranks, word) = (nproc, kind.device_word());
+        if options.virtual_local_rank {
+            return Err(DeviceError::TooFew { ranks, devices, word }.into());
+        }
+        if is_one_each {
+            return Err(DeviceError::ForOneProcess { ranks, devices, word }.into());
+        }
     }
+    let chips = is_one_each.then(|| Chips::assign(&facts.devices, &chosen, nproc, is_alone));
     let node_of = |rank: usize| chosen.get(rank).and_then(|device| device.numa_node);
     let nodes: Vec<_> = (0..nproc).map(node_of).collect();
     let sets = affinity::bind(options.bind, &facts.topology, &nodes)?;
     let all_ids: Vec<_> = chosen.iter().map(|device| device.id.clone()).collect();
     let setup = |rank: usize| {
+        let cpus = sets.as_ref().map(|sets| sets[rank].clone());
+        if let Some(chips) = &chips {
+            return RankSetup { cpus, env: chips.variables(rank, &is_free) };
+        }
         let visible = if options.virtual_local_rank {
             chosen.get(rank).map(|device| device.id.clone())
         } else {
             matches!(options.devices, Some(DeviceList::Ids(_))).then(|| all_ids.join(","))
         };
-        let env = visible.map(|value| (facts.devices.kind.visibility_variable(), value));
-        let cpus = sets.as_ref().map(|sets| sets[rank].clone());
+        let env = visible.map(|value| (kind.visibility_variable(), value));
         RankSetup { cpus, env: env.into_iter().collect() }
     };
     Ok((0..nproc).map(setup).collect())
@@ -135,6 +158,15 @@ mod tests {
         }
     }
 
+    /// Places the ranks of a job on one host whose user has set no variable.
+    fn place(
+        options: &PlacementOptions,
+        facts: &PlacementFacts,
+        nproc: usize,
+    ) -> Result<Vec<RankSetup>, LaunchError> {
+        super::place(options, facts, nproc, true, |_| true)
+    }
+
     fn visible(setups: &[RankSetup]) -> Vec<Option<&str>> {
         setups.iter().map(|setup| setup.env.first().map(|(_, value)| value.as_str())).collect()
     }
@@ -158,6 +190,33 @@ mod tests {
         let on_a_cpu = PlacementFacts::default();
         let virtual_only = PlacementOptions { virtual_local_rank: true, ..Default::default() };
         assert_eq!(visible(&place(&virtual_only, &on_a_cpu, 3).unwrap()), [None; 3]);
+    }
+
+    #[test]
+    fn each_rank_has_a_tpu_of_its_own() {
+        let mut facts = facts(&[], &[("0", None), ("1", None)]);
+        facts.devices.kind = brigade_hardware::named("Google").unwrap();
+        let chip = |options: &PlacementOptions, nproc: usize| -> Vec<Option<String>> {
+            let setups = place(options, &facts, nproc).unwrap();
+            let of = |setup: &RankSetup| {
+                Some(setup.env.iter().find(|it| it.0 == "TPU_VISIBLE_CHIPS")?.1.clone())
+            };
+            setups.iter().map(of).collect()
+        };
+        let some = |chips: &[&str]| -> Vec<Option<String>> {
+            chips.iter().map(|chip| Some((*chip).to_owned())).collect()
+        };
+        let options = PlacementOptions::default();
+        assert_eq!(chip(&options, 2), some(&["0", "1"]));
+        let turned = PlacementOptions { devices: "1,0".parse().ok(), ..Default::default() };
+        assert_eq!(chip(&turned, 1), some(&["1"]));
+        assert_eq!(
+            place(&options, &facts, 3).unwrap_err().to_string(),
+            "3 ranks for 2 TPUs, and only one process can use a TPU: use --nproc 2, or --cpu for a program that uses \
+             no TPU"
+        );
+        let on_cpu = PlacementOptions { on_cpu: true, ..Default::default() };
+        assert_eq!(chip(&on_cpu, 3), [None, None, None]);
     }
 
     #[test]

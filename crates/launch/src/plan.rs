@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use brigade_hardware::NearNic;
+use brigade_hardware::{NearNic, Vendor};
 use brigade_rank_env::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use brigade_rendezvous::{Assignment, TimeLimits, random_name};
 use nix::unistd::gethostname;
 
-use crate::placement::{self, PlacementFacts, RankSetup};
+use crate::placement::{self, PlacementFacts, RankSetup, TPU_VARIABLES};
 use crate::program::{
     CargoTarget, Invocation, Program, ProgramError, SearchFacts, with_local_rank,
 };
@@ -23,7 +23,7 @@ use crate::{
 pub struct HostFacts {
     /// Number of cores that this process may use, by its affinity mask and cgroup quota.
     pub cores: usize,
-    /// Names of the variables of [`LaunchPlan::env`] that the user has set already.
+    /// Names of the variables of [`LaunchPlan::env`] and of the ranks' placement that the user has set already.
     pub set_by_user: Vec<&'static str>,
     /// Value of `OMP_NUM_THREADS`, if the user has set it.
     pub user_threads: Option<usize>,
@@ -57,7 +57,7 @@ impl HostFacts {
         let program = options.program.find(SearchFacts::gather().search());
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            set_by_user: TUNED.iter().copied().filter(is_set).collect(),
+            set_by_user: TUNED.into_iter().chain(TPU_VARIABLES).filter(is_set).collect(),
             user_threads,
             is_python: program.as_ref().is_ok_and(|it| options.program.is_python(it)),
             program,
@@ -167,7 +167,8 @@ impl LaunchPlan {
         };
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
-        let mut ranks = placement::place(&options.placement, &facts.placement, nproc)?;
+        let alone = options.rendezvous == RendezvousMode::OneHost;
+        let mut ranks = placement::place(&options.placement, &facts.placement, nproc, alone, free)?;
         let bound = placement::threads(&ranks, &facts.placement.topology);
         let mut env = Vec::new();
         if let Some(threads) = options.threads_per_rank {
@@ -197,7 +198,6 @@ impl LaunchPlan {
             env.push((TORCH_NCCL_ASYNC_ERROR_HANDLING, "1".to_owned()));
         }
 
-        let alone = options.rendezvous == RendezvousMode::OneHost;
         // For a job on several hosts, the user has to request it.
         let raw = options.output.raw.or_else(|| (!alone).then_some(false));
         let output = OutputOptions { raw, ..options.output.clone() };
@@ -246,21 +246,22 @@ impl LaunchPlan {
         Ok(())
     }
 
-    /// Returns the device of each local rank, if it has one, with the nearby network cards as the rank sees them.
-    /// Examines this host. A launch does not need it.
+    /// Returns the vendor of the ranks' devices, and the device of each local rank, if it has one, with the nearby network
+    /// cards as the rank sees them. Examines this host. A launch does not need it.
     #[must_use]
-    pub fn devices(&self) -> Vec<(Device, Vec<NearNic>)> {
+    pub fn devices(&self) -> (&'static dyn Vendor, Vec<(Device, Vec<NearNic>)>) {
         let root = brigade_hardware::host_root();
         let there = Devices::read(&root, placement::environment(&self.user_env));
         let chosen = there.choose(self.options.placement.devices.as_ref()).unwrap_or_default();
         if chosen.is_empty() {
-            return Vec::new();
+            return (there.kind, Vec::new());
         }
         let nics = brigade_hardware::nics(&root);
         let ranks = chosen.into_iter().take(self.ranks.len());
-        ranks
+        let devices = ranks
             .map(|device| (device.clone(), brigade_hardware::of_device(&root, &device, &nics)))
-            .collect()
+            .collect();
+        (there.kind, devices)
     }
 
     /// Returns the world as the program of a rank sees it: with local rank 0 under `--virtual-local-rank`.

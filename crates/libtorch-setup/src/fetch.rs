@@ -1,4 +1,4 @@
-//! Fetching of libtorch: pip downloads, Python unpacks, and a rename puts the result in place.
+//! Fetching of wheels: pip downloads, Python unpacks, and a rename puts the result in place.
 //!
 //! Everything is built in `partial-<pid>/` in the cache and renamed when it is complete, so an interruption at any
 //! moment leaves either the old state or the new one. A lock on the file `lock` of the cache excludes concurrent
@@ -13,43 +13,37 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cache::Cache;
 use crate::install::{self, State};
-use crate::pins::{self, Kind, Pin, Pins};
+use crate::pins::{self, Contents, Pin};
 use crate::pip_log;
 use crate::progress::{Progress, megabytes};
 use crate::python::{PYTHON, Preflight, UNPACK, UNPACK_DISK_FULL};
 
-/// Fetches a libtorch into its folder in the cache, unless another process does so meanwhile.
-pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
-    pins.check_host(kind)?;
-    let root = cache.root();
+/// Fetches wheels into `place`, a folder below the cache `root`, unless another process does so meanwhile.
+pub(crate) fn fetch(root: &Path, place: &Path, contents: &Contents<'_>) -> Result<()> {
     fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
-    let lock = lock(cache)?;
-    let place = cache.install(pins, kind);
-    match install::state(&place, pins, kind)? {
+    let lock = lock(root, contents)?;
+    match install::state(place, contents)? {
         State::Ready => return Ok(()),
         State::Absent => {}
         State::Stale(reason) => eprintln!("{} is fetched again: {reason}", place.display()),
     }
-    remove_leftovers(cache)?;
-    let wheels = pins.of(kind);
-    check_python(cache, &wheels)?;
-    let download: u64 = wheels.iter().map(|pin| pin.download_bytes).sum();
-    let installed: u64 = wheels.iter().map(|pin| pin.installed_bytes).sum();
+    remove_leftovers(root)?;
+    check_python(root, contents)?;
+    let download: u64 = contents.wheels.iter().map(|pin| pin.download_bytes).sum();
+    let installed: u64 = contents.wheels.iter().map(|pin| pin.installed_bytes).sum();
     eprintln!(
-        "fetching libtorch {} ({}) into {}: {} to download, {} on disk",
-        pins.libtorch_version(),
-        kind.name(),
+        "fetching {} into {}: {} to download, {} on disk",
+        contents.name,
         root.display(),
         megabytes(download),
         megabytes(installed)
     );
 
-    let partial = Partial::create(cache)?;
-    let result = partial.fill(&wheels, pins, &lock).and_then(|()| {
-        install::write_stamp(&partial.tree(), pins, kind)?;
-        partial.move_into_place(&place)
+    let partial = Partial::create(root)?;
+    let result = partial.fill(contents, &lock).and_then(|()| {
+        install::write_stamp(&partial.tree(), contents)?;
+        partial.move_into_place(place)
     });
     // Also after a failure: the file has half a gigabyte. If it cannot be removed now, the next fetch removes it.
     let _ = fs::remove_dir_all(&partial.folder);
@@ -57,14 +51,14 @@ pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
 }
 
 /// Waits until no other process fetches into this cache.
-fn lock(cache: &Cache) -> Result<File> {
-    let path = cache.root().join("lock");
+fn lock(root: &Path, contents: &Contents<'_>) -> Result<File> {
+    let path = root.join("lock");
     let open = File::options().create(true).write(true).read(true).truncate(false).open(&path);
     let lock = open.with_context(|| format!("cannot open {}", path.display()))?;
     match lock.try_lock() {
         Ok(()) => return Ok(lock),
         Err(TryLockError::WouldBlock) => {
-            eprintln!("waiting for another process that fetches libtorch");
+            eprintln!("waiting for another process that fetches {}", contents.product);
         }
         Err(TryLockError::Error(error)) => {
             return Err(error).with_context(|| format!("cannot lock {}", path.display()));
@@ -74,44 +68,43 @@ fn lock(cache: &Cache) -> Result<File> {
     Ok(lock)
 }
 
-fn check_python(cache: &Cache, wheels: &[&Pin]) -> Result<()> {
-    let preflight = Preflight::of(cache.root())?;
+fn check_python(root: &Path, contents: &Contents<'_>) -> Result<()> {
+    let preflight = Preflight::of(root, contents)?;
+    let Contents { product, instead, .. } = contents;
     if preflight.pip.is_none() {
         bail!(
-            "{} has no pip, which fetches libtorch: install it (on Debian and Ubuntu: \
-             apt install python3-pip), or set LIBTORCH to an installed libtorch",
+            "{} has no pip, which fetches {product}: install it (on Debian and Ubuntu: \
+             apt install python3-pip){instead}",
             preflight.executable
         );
     }
     // The C library of the system, not of this program, which may be linked with musl and runs on any.
-    if preflight.glibc.is_none() {
+    let Some(glibc) = preflight.glibc else {
         bail!(
-            "this system's C library is not glibc, which the libtorch that is fetched needs: set LIBTORCH to a \
-             libtorch built here"
+            "this system's C library is not glibc, which the {product} that is fetched needs: use another \
+             system{instead}"
+        );
+    };
+    let needed = contents.wheels.iter().filter_map(|pin| pin.glibc()).max();
+    if let Some((major, minor)) = needed.filter(|needed| glibc < *needed) {
+        bail!(
+            "this system's C library is older than glibc {major}.{minor}, which {product} needs: use a newer \
+             system{instead}"
         );
     }
-    if preflight.glibc.is_some_and(|version| version < OLDEST_GLIBC) {
-        bail!(
-            "this system's C library is older than glibc {}.{}, which libtorch needs: use a newer \
-             system, or set LIBTORCH to a libtorch built here",
-            OLDEST_GLIBC.0,
-            OLDEST_GLIBC.1
-        );
-    }
-    let needed = pins::peak_bytes(wheels);
+    let needed = pins::peak_bytes(&contents.wheels);
     if preflight.free_bytes < needed {
         bail!(
-            "fetching libtorch needs {} of free disk, and {} has {}: make room and run this again",
+            "fetching {product} needs {} of free disk, and {} has {}: make room and run this again",
             megabytes(needed),
-            cache.root().display(),
+            root.display(),
             megabytes(preflight.free_bytes)
         );
     }
     Ok(())
 }
 
-fn remove_leftovers(cache: &Cache) -> Result<()> {
-    let root = cache.root();
+fn remove_leftovers(root: &Path) -> Result<()> {
     for entry in fs::read_dir(root).with_context(|| format!("cannot read {}", root.display()))? {
         let entry = entry.with_context(|| format!("cannot read {}", root.display()))?;
         if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
@@ -128,8 +121,8 @@ struct Partial {
 }
 
 impl Partial {
-    fn create(cache: &Cache) -> Result<Self> {
-        let folder = cache.root().join(format!("{PARTIAL}{}", process::id()));
+    fn create(root: &Path) -> Result<Self> {
+        let folder = root.join(format!("{PARTIAL}{}", process::id()));
         let partial = Self { folder };
         for folder in [partial.tree(), partial.wheels(), partial.temporary()] {
             fs::create_dir_all(&folder)
@@ -151,9 +144,9 @@ impl Partial {
         self.folder.join("temporary")
     }
 
-    fn fill(&self, wheels: &[&Pin], pins: &Pins, lock: &File) -> Result<()> {
-        for pin in wheels {
-            let wheel = self.download(pin, pins, lock)?;
+    fn fill(&self, contents: &Contents<'_>, lock: &File) -> Result<()> {
+        for pin in &contents.wheels {
+            let wheel = self.download(pin, contents, lock)?;
             self.unpack(pin, &wheel, lock)?;
             fs::remove_file(&wheel)
                 .with_context(|| format!("cannot remove {}", wheel.display()))?;
@@ -161,7 +154,7 @@ impl Partial {
         // The wheel's libtorch.so is an empty library that needs libtorch_cuda.so. Without CUDA a
         // linker script under its name serves programs that link with `-ltorch`.
         let libtorch = self.tree().join("torch/lib/libtorch.so");
-        if !libtorch.exists() {
+        if self.tree().join("torch/lib").is_dir() && !libtorch.exists() {
             fs::write(&libtorch, "INPUT(libtorch_cpu.so)\n")
                 .with_context(|| format!("cannot write {}", libtorch.display()))?;
         }
@@ -171,7 +164,7 @@ impl Partial {
     /// Downloads one wheel with pip and verifies its checksum.
     ///
     /// One call of pip per wheel costs half a second each, but only one wheel at a time is on the disk.
-    fn download(&self, pin: &Pin, pins: &Pins, lock: &File) -> Result<PathBuf> {
+    fn download(&self, pin: &Pin, contents: &Contents<'_>, lock: &File) -> Result<PathBuf> {
         let requirements = self.folder.join("requirements.txt");
         let line = format!("{} --hash=sha256:{}\n", pin.requirement(), pin.sha256);
         fs::write(&requirements, line)
@@ -186,7 +179,8 @@ impl Partial {
             .args(["--no-cache-dir", "--no-input", "--disable-pip-version-check"])
             // Verbose: otherwise pip does not always report that there was no connection.
             .args(["-vv", "--progress-bar", "off", "--implementation", "cp"])
-            .args(["--python-version", &pins.python, "--abi", &format!("cp{}", pins.python)])
+            .args(["--python-version", contents.python])
+            .args(["--abi", &format!("cp{}", contents.python)])
             .args(["--platform", &pin.platform])
             .arg("-r")
             .arg(&requirements)
@@ -211,7 +205,7 @@ impl Partial {
         progress.finish();
         if !status.success() {
             let log = fs::read(&log_path).unwrap_or_default();
-            bail!(pip_log::explain(&String::from_utf8_lossy(&log), pin));
+            bail!(pip_log::explain(&String::from_utf8_lossy(&log), pin, contents.instead));
         }
         let downloaded = fs::read_dir(self.wheels()).ok().and_then(|mut entries| entries.next());
         match downloaded {
@@ -258,6 +252,10 @@ impl Partial {
             fs::rename(place, self.folder.join("replaced"))
                 .with_context(|| format!("cannot move the old {} away", place.display()))?;
         }
+        if let Some(parent) = place.parent() {
+            fs::create_dir_all(parent)
+                .with_context(|| format!("cannot create {}", parent.display()))?;
+        }
         fs::rename(self.tree(), place)
             .with_context(|| format!("cannot move the new {} into place", place.display()))
     }
@@ -283,5 +281,3 @@ fn folder_bytes(folder: &Path) -> u64 {
 }
 
 const PARTIAL: &str = "partial-";
-/// Minimum version of glibc, by the wheel's platform tag manylinux_2_28.
-const OLDEST_GLIBC: (u32, u32) = (2, 28);

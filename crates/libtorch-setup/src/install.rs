@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::pins::{Kind, Pins};
+use crate::pins::Contents;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -16,20 +16,20 @@ pub(crate) enum State {
 }
 
 /// Reads the stamp and checks that the libraries in it exist, without checksums: takes microseconds.
-pub(crate) fn state(folder: &Path, pins: &Pins, kind: Kind) -> Result<State> {
+pub(crate) fn state(folder: &Path, contents: &Contents<'_>) -> Result<State> {
     if fs::symlink_metadata(folder).is_err() {
         return Ok(State::Absent);
     }
     let Ok(text) = fs::read_to_string(folder.join(STAMP)) else {
         bail!(
-            "{} was not fetched by Brigade (it has no file {STAMP}): remove it, or set LIBTORCH to \
-             the folder in it that has lib/ and include/",
-            folder.display()
+            "{} was not fetched by Brigade (it has no file {STAMP}): remove it{}",
+            folder.display(),
+            contents.instead
         );
     };
     let stamp = Stamp::parse(&text);
     let stale = |reason| Ok(State::Stale(reason));
-    for pin in pins.of(kind) {
+    for pin in &contents.wheels {
         if stamp.packages.contains(&pin.requirement().as_str()) {
             continue;
         }
@@ -52,22 +52,16 @@ pub(crate) fn state(folder: &Path, pins: &Pins, kind: Kind) -> Result<State> {
 }
 
 /// Writes the stamp of a complete tree, just before the tree is moved into place.
-pub(crate) fn write_stamp(tree: &Path, pins: &Pins, kind: Kind) -> Result<()> {
-    let mut text = format!("libtorch {} {}\n", pins.libtorch_version(), kind.name());
-    for pin in pins.of(kind) {
+pub(crate) fn write_stamp(tree: &Path, contents: &Contents<'_>) -> Result<()> {
+    let mut text = format!("{}\n", contents.name);
+    for pin in &contents.wheels {
         text.push_str(&pin.requirement());
         text.push('\n');
     }
-    let mut libraries = vec!["torch/version.py".to_owned()];
-    libraries_under(tree, "torch/lib", &mut libraries)?;
-    for package in folder_names(&tree.join("nvidia"))? {
-        libraries_under(tree, &format!("nvidia/{package}/lib"), &mut libraries)?;
-    }
+    let mut libraries = Vec::new();
+    libraries_under(tree, "", &mut libraries)?;
     libraries.sort();
-    for path in libraries {
-        let bytes = fs::metadata(tree.join(&path))
-            .with_context(|| format!("the wheels have no {path}"))?
-            .len();
+    for (path, bytes) in libraries {
         text.push_str(&format!("{bytes} {path}\n"));
     }
     let path = tree.join(STAMP);
@@ -96,20 +90,22 @@ impl<'a> Stamp<'a> {
     }
 }
 
-fn libraries_under(tree: &Path, folder: &str, found: &mut Vec<String>) -> Result<()> {
-    found.extend(folder_names(&tree.join(folder))?.iter().map(|name| format!("{folder}/{name}")));
-    Ok(())
-}
-
-fn folder_names(folder: &Path) -> Result<Vec<String>> {
-    // Some packages contain no libraries.
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.with_context(|| format!("cannot read {}", folder.display()))?;
-        names.push(entry.file_name().to_string_lossy().into_owned());
+/// Collects the shared libraries below `folder`, relative to the tree, and the file with PyTorch's version, each with
+/// its size.
+fn libraries_under(tree: &Path, folder: &str, found: &mut Vec<(String, u64)>) -> Result<()> {
+    let cannot_read = || format!("cannot read {}", tree.join(folder).display());
+    for entry in fs::read_dir(tree.join(folder)).with_context(cannot_read)? {
+        let entry = entry.with_context(cannot_read)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+        let about = entry.metadata().with_context(cannot_read)?;
+        if about.is_dir() {
+            libraries_under(tree, &path, found)?;
+        } else if path.ends_with(".so") || path.contains(".so.") || path == "torch/version.py" {
+            found.push((path, about.len()));
+        }
     }
-    Ok(names)
+    Ok(())
 }
 
 const STAMP: &str = "VERSION";

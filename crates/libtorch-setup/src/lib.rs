@@ -7,6 +7,7 @@
 //!   [`Cache`], verified by digest, whole or not at all.
 //! - [`Project::configure`] writes `.cargo/libtorch.toml`, which sets the location of libtorch for plain cargo commands
 //!   (`LIBTORCH`) and for the dynamic loader of programs (the run path). [`Project::remove`] undoes that.
+//! - [`TpuFiles::find_or_fetch`] downloads TorchTPU, the backend of libtorch for TPUs, in the same way.
 //! - [`ObjectCache::install_from`] copies the compiled C++ that a release brings to where builds look for it.
 //!
 //! ```
@@ -31,9 +32,11 @@ mod pip_log;
 mod progress;
 mod project;
 mod python;
+mod tpu;
 
 pub use cache::Cache;
 pub use libtorch::{Libtorch, Origin, TCH_VERSION, Wanted, nvrtc_of};
 pub use objects::ObjectCache;
 pub use pins::{Kind, Pins};
 pub use project::{Change, Project, RunPath, configured};
+pub use tpu::{TpuFiles, TpuPlugin};

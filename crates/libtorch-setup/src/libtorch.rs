@@ -92,7 +92,8 @@ impl Libtorch {
         {
             return Ok(found);
         }
-        fetch::fetch(cache, pins, kind)?;
+        pins.check_host(kind)?;
+        fetch::fetch(cache.root(), &cache.install(pins, kind), &pins.contents(kind))?;
         Ok(Self {
             folder: cache.install(pins, kind).join("torch"),
             version: pins.libtorch_version().to_owned(),
@@ -106,7 +107,7 @@ impl Libtorch {
     /// Fails if the folder in the cache holds something else.
     pub fn find_fetched(kind: Kind, cache: &Cache, pins: &Pins) -> Result<Option<Self>> {
         let place = cache.install(pins, kind);
-        let is_ready = install::state(&place, pins, kind)? == State::Ready;
+        let is_ready = install::state(&place, &pins.contents(kind))? == State::Ready;
         Ok(is_ready.then(|| Self {
             folder: place.join("torch"),
             version: pins.libtorch_version().to_owned(),

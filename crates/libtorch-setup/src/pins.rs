@@ -22,6 +22,19 @@ pub struct Pins {
     /// Older versions of some of the wheels.
     #[serde(default)]
     older: Vec<Pin>,
+    /// Wheels of TorchTPU. `None` if none are pinned.
+    #[serde(default)]
+    pub(crate) tpu: Option<TpuPins>,
+}
+
+/// Wheels of TorchTPU's backend and of the plug-ins that it can load.
+#[derive(Debug, Deserialize)]
+pub(crate) struct TpuPins {
+    /// Versions of libtorch for which the backend has kernels.
+    pub(crate) libtorch: Vec<String>,
+    pub(crate) backend: Pin,
+    pub(crate) plugin_tpu: Pin,
+    pub(crate) plugin_cpu: Pin,
 }
 
 /// Wheel, with the files of it that are kept.
@@ -37,6 +50,19 @@ pub(crate) struct Pin {
     /// version.
     #[serde(default)]
     pub(crate) keep: Vec<String>,
+}
+
+/// Contents of an installation: the wheels of one product.
+pub(crate) struct Contents<'a> {
+    /// Name of the product, such as `libtorch`.
+    pub(crate) product: &'static str,
+    /// Name with version and kind, such as `libtorch 2.13.0 (cpu)`.
+    pub(crate) name: String,
+    /// End of a message about a failed fetch: what the user can do instead. Empty if there is no other way.
+    pub(crate) instead: &'static str,
+    /// Version of Python in the wheels' names, such as `311`.
+    pub(crate) python: &'a str,
+    pub(crate) wheels: Vec<&'a Pin>,
 }
 
 /// The architectures of hosts for which wheels are pinned.
@@ -130,6 +156,17 @@ impl Pins {
         }
     }
 
+    /// Returns the contents of one kind of installation.
+    pub(crate) fn contents(&self, kind: Kind) -> Contents<'_> {
+        Contents {
+            product: "libtorch",
+            name: format!("libtorch {} ({})", self.libtorch_version(), kind.name()),
+            instead: ", or set LIBTORCH to an installed libtorch",
+            python: &self.python,
+            wheels: self.of(kind),
+        }
+    }
+
     /// Returns the version of libtorch, such as `2.13.0`.
     #[must_use]
     pub fn libtorch_version(&self) -> &str {
@@ -141,6 +178,12 @@ impl Pin {
     /// Returns the requirement for pip: `torch==2.13.0`.
     pub(crate) fn requirement(&self) -> String {
         format!("{}=={}", self.package, self.version)
+    }
+
+    /// Returns the oldest version of glibc that the wheel runs with: 2.28 for the platform `manylinux_2_28_x86_64`.
+    pub(crate) fn glibc(&self) -> Option<(u32, u32)> {
+        let mut parts = self.platform.strip_prefix("manylinux_")?.split('_');
+        Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
     }
 }
 
@@ -194,6 +237,7 @@ mod tests {
             cpu: vec![pin("torch", 1, 1), pin("cupti", 1, 1)],
             cuda: vec![pin("torch", 1, 9), pin("nccl", 1, 1)],
             older: Vec::new(),
+            tpu: None,
         };
         let names = |kind| -> Vec<(String, u64)> {
             pins.of(kind).iter().map(|it| (it.package.clone(), it.installed_bytes)).collect()

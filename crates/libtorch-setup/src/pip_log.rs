@@ -2,8 +2,9 @@
 
 use crate::pins::Pin;
 
-/// Returns the reason, from all of pip's output. pip's exit code is 1 for every failure.
-pub(crate) fn explain(log: &str, pin: &Pin) -> String {
+/// Returns the reason, from all of pip's output. pip's exit code is 1 for every failure. `instead` is what the user can do
+/// instead, as the end of the message.
+pub(crate) fn explain(log: &str, pin: &Pin, instead: &str) -> String {
     let requirement = pin.requirement();
     let has = |needles: &[&str]| needles.iter().any(|needle| log.contains(needle));
     if has(DISK_FULL) {
@@ -19,14 +20,13 @@ pub(crate) fn explain(log: &str, pin: &Pin) -> String {
     if has(NO_NETWORK) {
         return format!(
             "{requirement}: pip cannot reach the package index: check the network and the proxy \
-             (`python3 -m pip config list`) and run this again, or set LIBTORCH to an installed \
-             libtorch"
+             (`python3 -m pip config list`) and run this again{instead}"
         );
     }
     if has(NOT_FOUND) {
         return format!(
             "{requirement}: the package index that pip uses does not have it for {}: see \
-             `python3 -m pip config list`, or set LIBTORCH to an installed libtorch",
+             `python3 -m pip config list`{instead}",
             pin.platform
         );
     }
@@ -93,8 +93,9 @@ mod tests {
             ("", "no output"),
         ];
         for (log, expected) in table {
-            let line = explain(log, &pin);
+            let line = explain(log, &pin, ", or build it");
             assert!(line.contains(expected), "{line}");
+            assert_eq!(line.ends_with(", or build it"), line.contains("package index"), "{line}");
             assert!(line.starts_with("torch==2.13.0: ") && !line.contains('\n'), "{line}");
         }
     }

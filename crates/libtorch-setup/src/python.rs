@@ -11,6 +11,8 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::pins::Contents;
+
 /// Facts that are checked before a fetch starts.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Preflight {
@@ -24,8 +26,14 @@ pub(crate) struct Preflight {
 }
 
 impl Preflight {
-    pub(crate) fn of(folder: &Path) -> Result<Self> {
-        let output = output(Command::new(PYTHON).args(["-c", PREFLIGHT]).arg(folder))?;
+    pub(crate) fn of(folder: &Path, contents: &Contents<'_>) -> Result<Self> {
+        let Contents { product, instead, .. } = contents;
+        let needed_for = format!(
+            "pip, which fetches {product}, needs it: install Python 3 with pip (on Debian and Ubuntu: apt install \
+             python3-pip){instead}"
+        );
+        let mut python = Command::new(PYTHON);
+        let output = output(python.args(["-c", PREFLIGHT]).arg(folder), &needed_for)?;
         serde_json::from_slice(&output.stdout).with_context(|| format!("{PYTHON} gave no answer"))
     }
 }
@@ -36,7 +44,9 @@ pub(crate) fn pytorch_folder(named: &str, python: Option<&Path>) -> Result<PathB
     // Follows the rule of the build script for the choice of the Python.
     let default = if env::var_os("VIRTUAL_ENV").is_some() { "python" } else { PYTHON };
     let python = python.unwrap_or_else(|| Path::new(default));
-    let output = output(Command::new(python).args(["-c", FIND_PYTORCH]))?;
+    let needed_for =
+        format!("{named} needs it: install it, or leave {named} out to have libtorch fetched");
+    let output = output(Command::new(python).args(["-c", FIND_PYTORCH]), &needed_for)?;
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if folder.is_empty() {
         bail!(
@@ -48,14 +58,13 @@ pub(crate) fn pytorch_folder(named: &str, python: Option<&Path>) -> Result<PathB
     Ok(PathBuf::from(folder))
 }
 
-fn output(command: &mut Command) -> Result<Output> {
+/// Runs Python. `needed_for` ends the message that it is missing.
+fn output(command: &mut Command, needed_for: &str) -> Result<Output> {
     let python = command.get_program().to_string_lossy().into_owned();
     let output = match command.output() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => bail!(
-            "{python} is missing, and pip, which fetches libtorch, needs it: install Python 3 with \
-             pip (on Debian and Ubuntu: apt install python3-pip), or set LIBTORCH to an installed \
-             libtorch"
-        ),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!("{python} is missing, and {needed_for}")
+        }
         other => other.with_context(|| format!("cannot start {python}"))?,
     };
     if !output.status.success() {

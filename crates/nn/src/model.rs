@@ -10,7 +10,7 @@ mod quantize;
 mod shard;
 mod stages;
 
-use conversion::Conversion;
+use conversion::{Conversion, exchange_memory};
 use dispatch::Dispatched;
 pub use divided::DividedParameter;
 pub(crate) use load::Shapes;
@@ -25,7 +25,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use brigade_torch::{
-    NamedTensor, ProcessGroup, Result, TensorId, Trainable, make_products_reproducible,
+    DeviceExt, NamedTensor, ProcessGroup, Result, TensorId, Trainable, make_products_reproducible,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -726,6 +726,7 @@ impl<M> Model<M> {
     /// [`crate::ModelError::Torch`] if the device does not exist or is out of memory. Tensors before the one in the
     /// message have already been moved then.
     pub fn to_device(&mut self, device: Device) -> Result<()> {
+        device.load()?;
         self.convert(Conversion::Device(device))?;
         self.device = device;
         Ok(())
@@ -802,10 +803,10 @@ impl<M> Model<M> {
                 return slot.convert(to, &mut tensor, &entry.name);
             }
             // Read before: libtorch compares a gradient with its tensor when it is requested.
-            let mut gradient = tensor.grad();
-            tensor.f_set_data(&to.of(&tensor.f_detach()?, &entry.name)?)?;
+            let gradient = tensor.grad();
+            exchange_memory(&tensor, &to.of(&tensor.f_detach()?, &entry.name)?)?;
             if gradient.defined() {
-                gradient.f_set_data(&to.of(&gradient.f_detach()?, &entry.name)?)?;
+                exchange_memory(&gradient, &to.of(&gradient.f_detach()?, &entry.name)?)?;
             }
             Ok(())
         };

@@ -195,11 +195,12 @@ std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const Tenso
   at::NoGradGuard no_grad;
   const auto given = optional_handle(into);
   if (given) {
-    given->copy_(from, /*non_blocking=*/true);
+    given->copy_(from, /*non_blocking=*/!from.device().is_privateuseone());
     return std::make_unique<Tensor>(*given);
   }
-  // Into pinned memory, since it does not wait.
-  return std::make_unique<Tensor>(from.to(at::kCPU, from.scalar_type(), /*non_blocking=*/true, /*copy=*/true));
+  // Into pinned memory, since it does not wait; where there is none, it waits.
+  const bool non_blocking = !from.device().is_privateuseone();
+  return std::make_unique<Tensor>(from.to(at::kCPU, from.scalar_type(), non_blocking, /*copy=*/true));
 }
 
 std::unique_ptr<Tensor> pinned_like(const Tensor& like) {

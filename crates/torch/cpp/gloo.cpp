@@ -688,6 +688,7 @@ std::unique_ptr<Group> gloo_group(
     const Store& store, int32_t rank, int32_t size, const GlooOptions& options) {
   using Type = c10d::ProcessGroup::BackendType;
   const auto [backend, shares_memory] = gloo_backend(store, rank, size, options);
+  const auto host = through_host(backend);
   auto group = wrap_backend(
       store,
       rank,
@@ -695,7 +696,8 @@ std::unique_ptr<Group> gloo_group(
       options.name,
       // A c10d group has one backend of each type.
       {{c10::DeviceType::CPU, Type::GLOO, backend},
-       {c10::DeviceType::CUDA, Type::CUSTOM, through_host(backend)}});
+       {c10::DeviceType::CUDA, Type::CUSTOM, host},
+       {c10::DeviceType::PrivateUse1, Type::CUSTOM, host}});
   group->shares_memory = shares_memory;
   return group;
 }

@@ -83,6 +83,14 @@ std::unique_ptr<Tensor> unscale_gradients_by(
     by_type[gradient.scalar_type()].push_back(gradient);
   }
   for (auto& [type, list] : by_type) {
+    if (list[0].device().is_privateuseone()) {
+      // TorchTPU lacks the kernel.
+      for (auto& gradient : list) {
+        found.logical_or_(at::isfinite(gradient).all().logical_not());
+        gradient.mul_(inverse);
+      }
+      continue;
+    }
     at::_amp_foreach_non_finite_check_and_unscale_(list, found, inverse);
   }
   return std::make_unique<Tensor>(std::move(found));

@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <mutex>
 #include <optional>
+#include <typeinfo>
 
 namespace brigade {
 
@@ -105,6 +107,32 @@ std::unique_ptr<Tensor> unallocated(
   }
   release(storage, end * tensor.itemsize(), std::string(why));
   return std::make_unique<Tensor>(std::move(tensor));
+}
+
+void set_data(const Tensor& tensor, const Tensor& values) {
+  auto handle = tensor;
+  if (tensor.device().is_privateuseone() == values.device().is_privateuseone()) {
+    handle.set_data(values);
+    return;
+  }
+  // libtorch's own refuses a device of PrivateUse1 here, of which it does not know whether its tensors have a class of
+  // their own. What it does otherwise is the same.
+  auto* const impl = handle.unsafeGetTensorImpl();
+  const auto& given = *values.unsafeGetTensorImpl();
+  TORCH_CHECK(
+      typeid(*impl) == typeid(c10::TensorImpl) && typeid(given) == typeid(c10::TensorImpl) &&
+          tensor.layout() == at::kStrided && values.layout() == at::kStrided,
+      "a tensor on ", tensor.device(), " cannot take the memory of one on ", values.device(),
+      ": one of them is not an ordinary dense tensor");
+  TORCH_CHECK(
+      !tensor.requires_grad() || at::isFloatingType(values.scalar_type()) || at::isComplexType(values.scalar_type()),
+      "a tensor that requires gradients cannot have the type ", values.scalar_type());
+  if (auto* const autograd = torch::autograd::impl::get_autograd_meta(handle)) {
+    // It would check gradients against the device on which it was made.
+    const std::lock_guard lock(autograd->mutex_);
+    autograd->grad_accumulator_.reset();
+  }
+  impl->shallow_copy_from(values.getIntrusivePtr());
 }
 
 bool has_memory(const Tensor& tensor) {

@@ -32,5 +32,7 @@ std::unique_ptr<Tensor> unallocated(
     const Tensor& like, rust::Slice<const int64_t> sizes, rust::Slice<const int64_t> strides, rust::Str why);
 // Whether all elements lie in memory.
 bool has_memory(const Tensor& tensor);
+// `set_data`, between the CPU and PrivateUse1, too.
+void set_data(const Tensor& tensor, const Tensor& values);
 
 } // namespace brigade

@@ -84,18 +84,18 @@ void set_gradient(const Tensor& tensor, const Tensor& gradient) {
 
 namespace {
 
-// The generator that every random operation of a device takes when it is given none.
-at::Generator default_generator(int32_t cuda_device) {
-  const auto device = cuda_device < 0
-      ? at::Device(at::kCPU)
-      : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+// The generator that every random operation of a device takes when it is given none: -1 is the CPU, -2 the TPU.
+at::Generator default_generator(int32_t number) {
+  const auto device = number == -1 ? at::Device(at::kCPU)
+      : number == -2               ? at::Device(at::kPrivateUse1, 0)
+                                   : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(number));
   return at::globalContext().defaultGenerator(device);
 }
 
 } // namespace
 
-rust::Vec<uint8_t> rng_state(int32_t cuda_device) {
-  auto generator = default_generator(cuda_device);
+rust::Vec<uint8_t> rng_state(int32_t device) {
+  auto generator = default_generator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
   const auto state = generator.get_state();
   const auto* bytes = state.const_data_ptr<uint8_t>();
@@ -105,10 +105,10 @@ rust::Vec<uint8_t> rng_state(int32_t cuda_device) {
   return out;
 }
 
-void set_rng_state(int32_t cuda_device, rust::Slice<const uint8_t> state) {
+void set_rng_state(int32_t device, rust::Slice<const uint8_t> state) {
   auto tensor = at::empty({static_cast<int64_t>(state.size())}, at::kByte);
   std::copy(state.begin(), state.end(), tensor.mutable_data_ptr<uint8_t>());
-  auto generator = default_generator(cuda_device);
+  auto generator = default_generator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_state(tensor);
 }
@@ -122,6 +122,11 @@ std::unique_ptr<Fetch> start_fetch(const Tensor& tensor) {
   auto fetch = std::make_unique<Fetch>();
   if (tensor.is_cpu()) {
     fetch->host = tensor.clone();
+    return fetch;
+  }
+  if (tensor.device().is_privateuseone()) {
+    // Without pinned memory and events.
+    fetch->host = tensor.to(at::kCPU);
     return fetch;
   }
   // Into pinned memory, which a copy that does not wait needs.

@@ -1,4 +1,4 @@
-// Collectives of tensors on a GPU by a backend for the CPU: ranks that share a GPU, which NCCL refuses, and
+// Collectives of tensors on a GPU or TPU by a backend for the CPU: ranks that share a GPU, which NCCL refuses, TPUs, and
 // machines without NCCL. Each operation copies to the host, which waits for what the GPU was given before, and
 // copies the result back.
 #include "brigade-torch/src/bridge.rs.h"

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use tch::{Device, Kind, Tensor};
 
 use crate::bridge::{borrow, ffi};
+use crate::device::{DeviceExt, TPU, tpu_compiled};
 use crate::error::Error;
 
 /// A scope in which autocast is on or off for operations of this thread on one type of device: as with
@@ -41,9 +42,13 @@ impl Autocast {
         let device = match device {
             Device::Cpu => 0,
             Device::Cuda(_) => 1,
+            TPU if tpu_compiled() => 20,
             Device::Mps => 13,
             Device::Vulkan => {
-                return Err(Error::invalid_argument(format!("autocast: {device:?} has none")));
+                return Err(Error::invalid_argument(format!(
+                    "autocast: {} has none",
+                    device.label()
+                )));
             }
         };
         let (enabled, dtype) = match kind {

@@ -425,6 +425,25 @@ pub(crate) mod ffi {
         Efficient,
     }
 
+    /// Libraries of TorchTPU, as paths.
+    #[cfg(feature = "tpu")]
+    struct TpuFiles<'a> {
+        /// Contents of the library that this program carries (`cpp/tpu/compat.c`).
+        carried: &'a [u8],
+        base: &'a str,
+        glue: &'a str,
+        plugin: &'a str,
+        /// `true` if TorchTPU gets the plug-in through the carried library.
+        wraps_plugin: bool,
+    }
+
+    /// Version of the C API of a PJRT plug-in.
+    #[cfg(feature = "tpu")]
+    struct PjrtVersion {
+        major: i32,
+        minor: i32,
+    }
+
     /// State of the CUDA runtime on this machine.
     #[cfg(feature = "cuda")]
     struct CudaState {
@@ -600,6 +619,8 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/cuda.h");
         #[cfg(feature = "cuda")]
         include!("brigade-torch/cpp/graph.h");
+        #[cfg(feature = "tpu")]
+        include!("brigade-torch/cpp/tpu.h");
         include!("brigade-torch/cpp/warnings.h");
 
         type Tensor;
@@ -673,6 +694,7 @@ pub(crate) mod ffi {
             why: &str,
         ) -> Result<UniquePtr<Tensor>>;
         fn has_memory(tensor: &Tensor) -> bool;
+        fn set_data(tensor: &Tensor, values: &Tensor) -> Result<()>;
         fn keep_freed_memory() -> bool;
         fn shift_allocations(bytes: usize) -> Result<()>;
 
@@ -681,6 +703,15 @@ pub(crate) mod ffi {
         fn cuda_state() -> CudaState;
         #[cfg(feature = "cuda")]
         fn forbid_waiting(on: bool);
+
+        #[cfg(feature = "tpu")]
+        fn pjrt_version(plugin: &str) -> Result<PjrtVersion>;
+        #[cfg(feature = "tpu")]
+        fn load_tpu(files: &TpuFiles<'_>) -> Result<()>;
+        #[cfg(feature = "tpu")]
+        fn quiet_tpu_reads() -> Result<()>;
+        #[cfg(feature = "tpu")]
+        fn synchronize_tpu() -> Result<()>;
 
         #[cfg(not(feature = "cuda"))]
         fn registered_gpus() -> i32;

@@ -3,6 +3,7 @@
 mod cuda;
 mod memory;
 mod staging;
+mod tpu;
 
 use tch::Device;
 
@@ -10,9 +11,10 @@ pub use self::cuda::{Cuda, CudaUnavailable, cuda_compiled, cuda_devices};
 pub use self::memory::DeviceMemory;
 pub(crate) use self::staging::begin_copy;
 pub use self::staging::{copy_to_device, copy_to_host, is_pinned, pinned_like};
+pub use self::tpu::{TPU, Tpu, TpuUnavailable, tpu_compiled};
 use crate::backend::Backend;
 use crate::bridge::ffi;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// A kind of device that libtorch computes on, other than the CPU. To add one, write a file with an implementation, and
 /// a line in [`DEVICE_KINDS`].
@@ -24,7 +26,7 @@ pub trait DeviceKind: Sync {
     ///
     /// # Errors
     /// Returns the reason why there is none.
-    fn devices(&self) -> Result<usize, CudaUnavailable>;
+    fn devices(&self) -> Result<usize, DeviceUnavailable>;
 
     /// Returns the device of this index.
     fn device(&self, index: usize) -> Device;
@@ -55,10 +57,61 @@ pub trait DeviceKind: Sync {
     /// # Errors
     /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn has_bf16(&self, index: usize) -> Result<bool, Error>;
+
+    /// Returns `true` if the devices do the work of a thread in streams with events, beside the host, and copy from and
+    /// to pinned memory, as CUDA's do.
+    fn has_streams(&self) -> bool;
+
+    /// Loads what libtorch needs for the devices. Does nothing if it was loaded before, or is linked.
+    ///
+    /// # Errors
+    /// Returns the reason why the devices cannot be used.
+    fn load(&self) -> Result<(), DeviceUnavailable>;
+
+    /// Waits until the device has completed all its queued work.
+    ///
+    /// # Errors
+    /// [`crate::TorchError::Libtorch`] if there is no such device, or an operation on it has failed.
+    fn synchronize(&self, index: usize) -> Result<(), Error>;
 }
 
 /// All device kinds, in the order in which they are chosen by default.
-pub static DEVICE_KINDS: [&dyn DeviceKind; 1] = [&Cuda];
+pub static DEVICE_KINDS: [&dyn DeviceKind; 2] = [&Cuda, &Tpu];
+
+/// Reason why no device of a kind can be used. Its text is that of the kind's own reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceUnavailable {
+    /// Reason of [`Cuda`].
+    #[error(transparent)]
+    Cuda(#[from] CudaUnavailable),
+    /// Reason of [`Tpu`].
+    #[error(transparent)]
+    Tpu(#[from] TpuUnavailable),
+}
+
+impl From<DeviceUnavailable> for Error {
+    fn from(reason: DeviceUnavailable) -> Self {
+        Self::new(ErrorKind::InvalidArgument, reason)
+    }
+}
+
+impl From<TpuUnavailable> for Error {
+    fn from(reason: TpuUnavailable) -> Self {
+        DeviceUnavailable::from(reason).into()
+    }
+}
+
+impl DeviceUnavailable {
+    /// Returns `true` if the program was built without the kind's feature.
+    #[must_use]
+    pub fn is_not_compiled(&self) -> bool {
+        matches!(
+            self,
+            Self::Cuda(CudaUnavailable::NotCompiled) | Self::Tpu(TpuUnavailable::NotCompiled)
+        )
+    }
+}
 
 /// Memory of a device in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +136,15 @@ pub trait DeviceExt: Copy {
 
     /// Returns libtorch's name of the device, such as `cuda:0` or `cpu`.
     fn label(self) -> String;
+
+    /// Returns `true` for a device of a kind with streams ([`DeviceKind::has_streams`]).
+    fn has_streams(self) -> bool;
+
+    /// Loads what libtorch needs for the device, as TPUs do; see [`DeviceKind::load`]. Does nothing for the CPU.
+    ///
+    /// # Errors
+    /// [`DeviceUnavailable`] with the reason why it cannot be used.
+    fn load(self) -> Result<(), Error>;
 
     /// Makes the device the current one of this thread, which is used if no device is given. Without that every rank of
     /// a host would also create a context on the first GPU. Does nothing for the CPU.
@@ -120,6 +182,14 @@ impl DeviceExt for Device {
         }
     }
 
+    fn has_streams(self) -> bool {
+        self.device_kind().is_some_and(|(kind, _)| kind.has_streams())
+    }
+
+    fn load(self) -> Result<(), Error> {
+        Ok(self.device_kind().map_or(Ok(()), |(kind, _)| kind.load())?)
+    }
+
     fn make_current(self) -> Result<(), Error> {
         let Some(index) = gpu(self)? else { return Ok(()) };
         ffi::set_current_gpu(index).map_err(|error| Error::libtorch("make_current", &error))
@@ -131,8 +201,7 @@ impl DeviceExt for Device {
     }
 
     fn synchronize(self) -> Result<(), Error> {
-        let Some(index) = gpu(self)? else { return Ok(()) };
-        ffi::synchronize_gpu(index).map_err(|error| Error::libtorch("synchronize", &error))
+        self.device_kind().map_or(Ok(()), |(kind, index)| kind.synchronize(index))
     }
 }
 
@@ -191,9 +260,10 @@ pub fn forbid_waiting(on: bool) {
     let _ = on;
 }
 
-/// Returns the number of a GPU in libtorch's type, or `None` for devices of other kinds.
+/// Returns the number of a GPU in libtorch's type, or `None` for devices without streams.
 pub(crate) fn gpu(device: Device) -> Result<Option<i32>, Error> {
-    let Some((kind, index)) = device.device_kind() else { return Ok(None) };
+    let found = device.device_kind().filter(|(kind, _)| kind.has_streams());
+    let Some((kind, index)) = found else { return Ok(None) };
     // A device's number is an int8 in libtorch.
     i8::try_from(index).map(|index| Some(i32::from(index))).map_err(|_| {
         let name = kind.name();

@@ -118,7 +118,7 @@ impl fmt::Debug for Graph {
 /// ```
 #[must_use]
 pub fn records_graphs(device: Device) -> bool {
-    device.device_kind().is_some() && (cfg!(feature = "cuda") || RECORDER.get().is_some())
+    device.has_streams() && (cfg!(feature = "cuda") || RECORDER.get().is_some())
 }
 
 fn failed(detail: String) -> Error {

@@ -48,8 +48,12 @@
 //! which CUDA's headers are not needed. Code that needs them is in `cpp/cuda.cpp`, `cpp/graph.cpp` and `cpp/nccl.cpp`.
 //! `src/device.rs` contains the trait of device kinds.
 //!
+//! With the feature `tpu`, TorchTPU is loaded when a TPU is first asked for (`src/device/tpu.rs`, `cpp/tpu.cpp`): its
+//! libraries, a plug-in, and one that the program contains as bytes (`cpp/tpu/compat.c`), which stands for Python. Its
+//! devices are libtorch's PrivateUse1 and tch's `Device::Mps`.
+//!
 //! With NCCL, a c10d group has two backends, NCCL and Gloo, of which one is chosen by a tensor's device; the group's
-//! own messages are CPU tensors. A group of Gloo alone copies a GPU's tensors through the host
+//! own messages are CPU tensors. A group of Gloo alone copies tensors of GPUs and TPUs through the host
 //! (`cpp/through_host.cpp`). That backend has c10d's type CUSTOM, because c10d would reuse a group's backend of the
 //! same type.
 //!
@@ -130,8 +134,9 @@ pub use cross_entropy::{
 #[doc(hidden)]
 pub use device::forbid_waiting;
 pub use device::{
-    Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath, MemoryInfo,
-    copy_to_device, copy_to_host, cuda_compiled, cuda_devices, is_pinned, pinned_like,
+    Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, DeviceUnavailable,
+    GpuMath, MemoryInfo, TPU, Tpu, TpuUnavailable, copy_to_device, copy_to_host, cuda_compiled,
+    cuda_devices, is_pinned, pinned_like, tpu_compiled,
 };
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
@@ -171,7 +176,7 @@ pub use streams::{SideStream, StreamEvent, Streams};
 pub use tensor_file::TensorFile;
 pub use tensor_id::TensorId;
 pub use tensor_tree::{TensorTree, TreeSpec};
-pub use unallocated::{has_memory, unallocated};
+pub use unallocated::{has_memory, set_data, unallocated};
 pub use vocabulary_parallel::{
     VocabularyPart, linear_vocabulary_parallel_cross_entropy, region_argmax, region_top_k,
     vocabulary_parallel_cross_entropy, vocabulary_parallel_embedding,

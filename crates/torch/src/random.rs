@@ -3,14 +3,14 @@
 use tch::Device;
 
 use crate::bridge::ffi;
-use crate::device::gpu;
+use crate::device::{DeviceExt, TPU, gpu, tpu_compiled};
 use crate::error::Error;
 
 /// Returns the state of a device's default random generator, which dropout and random tensors use.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] if there is no such device; [`crate::ErrorKind::InvalidArgument`] for one that is
-/// neither CPU nor CUDA.
+/// neither the CPU, a GPU nor a TPU.
 ///
 /// ```
 /// use brigade_torch::{rng_state, set_rng_state};
@@ -38,7 +38,14 @@ fn number(device: Device) -> Result<i32, Error> {
     match (device, gpu(device)?) {
         (Device::Cpu, _) => Ok(-1),
         (_, Some(index)) => Ok(index),
-        _ => Err(Error::invalid_argument(format!("random states of {device:?} are not kept"))),
+        (TPU, _) if tpu_compiled() => {
+            device.load()?;
+            Ok(-2)
+        }
+        _ => Err(Error::invalid_argument(format!(
+            "random states of {} are not kept",
+            device.label()
+        ))),
     }
 }
 
@@ -60,6 +67,6 @@ mod tests {
         set_rng_state(Device::Cpu, &state).unwrap();
         assert_eq!(first, draw());
         assert!(set_rng_state(Device::Cpu, &state[1..]).is_err());
-        assert!(rng_state(Device::Mps).is_err());
+        assert!(rng_state(Device::Vulkan).is_err());
     }
 }

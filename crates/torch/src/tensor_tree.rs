@@ -117,7 +117,7 @@ pub trait TensorTree {
     fn to_device(&self, device: Device) -> Result<Self::Owned, Error> {
         self.try_map(&mut |tensor| {
             // Only one direction is asynchronous, because a later read of the CPU's memory would not wait for the copy.
-            let non_blocking = device.device_kind().is_some();
+            let non_blocking = device.has_streams();
             Ok(tensor.f_to_device_(device, tensor.f_kind()?, non_blocking, false)?)
         })
     }

@@ -51,6 +51,27 @@ pub fn has_memory(tensor: &Tensor) -> bool {
     ffi::has_memory(borrow(tensor))
 }
 
+/// Replaces the memory, the type and the shape of a tensor by those of another one, also on another device. The tensor
+/// keeps its identity, so that all its handles see the change. In contrast to tch's method of this name it also takes
+/// values on a TPU for a tensor on the CPU, and the reverse.
+///
+/// ```
+/// use brigade_torch::set_data;
+/// use tch::Tensor;
+/// let (weight, values) = (Tensor::from(1f32), Tensor::from_slice(&[2i64, 3]));
+/// set_data(&weight, &values)?;
+/// assert_eq!(weight, values);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] for values in another layout, or of a type without gradients if the tensor requires
+/// them.
+pub fn set_data(tensor: &Tensor, values: &Tensor) -> Result<(), Error> {
+    ffi::set_data(borrow(tensor), borrow(values))
+        .map_err(|error| Error::libtorch("set_data", &error))
+}
+
 fn contiguous(shape: &[i64]) -> Vec<i64> {
     let mut strides = vec![1i64; shape.len()];
     for place in (1..shape.len()).rev() {

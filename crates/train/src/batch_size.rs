@@ -78,7 +78,7 @@ pub(crate) fn find<R, E: Into<Error>>(
             return Ok(result);
         }
         clean_up();
-        release_memory(job.device.device_kind().is_some())?;
+        release_memory(job.device.has_streams())?;
         let smaller = next(size);
         if smaller >= size {
             return Err(Error::invalid_argument(format!(

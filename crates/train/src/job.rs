@@ -12,7 +12,7 @@ use std::time::Duration;
 use brigade_rank_env::{World, WorldSize};
 use brigade_sharding::{Axis, Mesh};
 use brigade_torch::{
-    CudaUnavailable, Error, ProcessGroup, Products, Result, ShardingGroups, Store,
+    DeviceUnavailable, Error, ProcessGroup, Products, Result, ShardingGroups, Store,
 };
 use parking_lot::Mutex;
 use tch::Device;
@@ -28,7 +28,7 @@ pub(crate) struct Job {
     groups: Option<Groups>,
     pub(crate) device: Device,
     /// Reason why a program that was built for GPUs runs on the CPU. `None` if the CPU was requested.
-    pub(crate) missing_gpu: Option<CudaUnavailable>,
+    pub(crate) missing_gpu: Option<DeviceUnavailable>,
     /// Reproducibility of matrix products on the CPU.
     pub(crate) products: Products,
     /// Time limit of joining and of every collective.

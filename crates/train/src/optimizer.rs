@@ -376,7 +376,14 @@ impl OptimizerInner {
             // Also after a step that failed: some shards may have changed.
             sharded.stepped(&self.optimizer)?;
         }
-        outcome
+        outcome?;
+        let device = self.job.device;
+        if device.has_streams() {
+            return Ok(());
+        }
+        // Operations may be computed later than they are called, and so fail later: at the latest with their step.
+        let complete = device.synchronize();
+        self.job.explain_memory("the optimizer's step", complete)
     }
 
     fn step_now(self: &Arc<Self>) -> Result<()> {

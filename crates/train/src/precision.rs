@@ -142,7 +142,7 @@ impl MathOptions {
     pub(crate) fn apply(self, first: bool, device: Device) -> Result<bool> {
         let Self { tf32, benchmark, deterministic } = self;
         let before = GpuMath::current()?;
-        if device.device_kind().is_none() {
+        if !device.has_streams() {
             // libtorch may round products to TF32 on some CPUs, too. That is not enabled here.
             if let Some(deterministic) = deterministic {
                 GpuMath { deterministic, ..before }.apply();

@@ -42,7 +42,7 @@ mod ffi;
 pub mod kernels;
 mod rounding;
 
-use brigade_torch::GpuMath;
+use brigade_torch::{DeviceExt, GpuMath, TPU, tpu_compiled};
 use parking_lot::{Mutex, MutexGuard};
 use tch::{Device, Kind, Tensor};
 
@@ -85,11 +85,12 @@ pub const DEVICE_VARIABLE: &str = "BRIGADE_TEST_DEVICE";
 /// Returns the device that `BRIGADE_TEST_DEVICE` selects.
 ///
 /// Unset or `cpu`: the CPU. `fake`: the first of two GPUs made of host memory, which it installs. `cuda`: the first
-/// real GPU.
+/// real GPU. `tpu`: the TPU, or what TorchTPU's plug-in has instead.
 ///
 /// # Panics
 ///
-/// Panics on another value, with `cuda` if tch finds no GPU, and with `fake` if the program is linked with CUDA.
+/// Panics on another value, with `cuda` if tch finds no GPU, with `fake` if the program is linked with CUDA, and with
+/// `tpu` if there is none.
 #[must_use]
 pub fn device() -> Device {
     let value = std::env::var(DEVICE_VARIABLE).unwrap_or_default();
@@ -107,7 +108,12 @@ pub fn device() -> Device {
             );
             Device::Cuda(0)
         }
-        other => panic!("{DEVICE_VARIABLE}={other}: it is cpu, fake or cuda"),
+        "tpu" => {
+            TPU.load().unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}=tpu: {error}"));
+            assert!(tpu_compiled(), "{DEVICE_VARIABLE}=tpu: build with the feature tpu");
+            TPU
+        }
+        other => panic!("{DEVICE_VARIABLE}={other}: it is cpu, fake, cuda or tpu"),
     }
 }
 

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::str::FromStr;
 
+use brigade_libtorch_setup::TpuFiles;
+
 /// Requirement of a test that a machine may not meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {
@@ -60,6 +62,8 @@ pub enum Need {
     Arm64Package,
     /// cargo-semver-checks, which compares public APIs.
     SemverChecks,
+    /// TorchTPU with a plug-in, for programs with the feature `tpu`.
+    Tpu,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
     /// Two NVIDIA GPUs.
@@ -123,7 +127,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All needs. A test that lacks several is counted under the first.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -149,6 +153,7 @@ impl Need {
         Self::FreshSystem,
         Self::Arm64Package,
         Self::SemverChecks,
+        Self::Tpu,
         Self::Gpu,
         Self::Gpus,
     ];
@@ -189,6 +194,7 @@ impl Need {
             Self::FreshSystem => "fresh-system",
             Self::Arm64Package => "arm64-package",
             Self::SemverChecks => "semver-checks",
+            Self::Tpu => "tpu",
             Self::Gpu => "gpu",
             Self::Gpus => "gpus",
         }
@@ -223,6 +229,7 @@ impl Need {
             Self::FreshSystem => "a fresh Debian system",
             Self::Arm64Package => "Brigade's program for aarch64",
             Self::SemverChecks => "cargo-semver-checks",
+            Self::Tpu => "TorchTPU",
             Self::Gpu => "an NVIDIA GPU",
             Self::Gpus => "two NVIDIA GPUs",
         }
@@ -327,6 +334,10 @@ impl Need {
             Self::SemverChecks => semver_checks(&checkout())
                 .is_none()
                 .then(|| Lack::missing(self, "cargo-semver-checks")),
+            Self::Tpu => TpuFiles::find()
+                .and_then(|files| files.plugin())
+                .is_none()
+                .then(|| Lack::missing(self, "TorchTPU")),
             Self::Gpu => gpus(1),
             Self::Gpus => gpus(2),
         }

@@ -305,3 +305,51 @@ fn pytorch_of_the_user_wins() {
     use_it().run().fails_saying("has no package torch");
     fixture.installs_nothing();
 }
+
+#[needs(Python)]
+fn torch_tpu_is_fetched_with_a_plug_in_once() {
+    let fixture = Fixture::new();
+    let libtorch = fixture.users_libtorch("2.13.0+cpu");
+    let install = || fixture.install_tpu(&libtorch);
+    install().run().succeeds_saying("tpu: here");
+    let version = fixture.torch_tpu_version();
+    let read = |path: &str| fs::read_to_string(fixture.torch_tpu().join(path)).unwrap();
+    assert_eq!(read("torch_tpu/csrc/common/glue_2_13_0/libpywrap_2_13_0_common.so"), "glue");
+    assert_eq!(read("plugin/cpu/lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so"), "cpu");
+    assert!(!fixture.torch_tpu().join("torch_tpu/__init__.py").exists());
+    assert_eq!(fixture.in_tpu_cache(), [version.as_str()]);
+
+    // Even Python is missing now.
+    let second = install().path("").run();
+    second.succeeds_saying("tpu: here");
+    assert!(!second.text.contains("fetching"), "{}", second.text);
+
+    // A damaged file is fetched anew, and so is what has gone with it.
+    fs::write(fixture.torch_tpu().join("torch_tpu/csrc/common/libxla_base.so"), "short").unwrap();
+    let repair = install().run();
+    repair.succeeds_saying("torch_tpu/csrc/common/libxla_base.so in it has 5 bytes instead of 4");
+    assert_eq!(read("torch_tpu/csrc/common/libxla_base.so"), "base");
+    assert_eq!(read("plugin/cpu/lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so"), "cpu");
+    assert_eq!(fixture.in_tpu_cache(), [version.as_str()]);
+}
+
+#[needs(Python)]
+fn a_damaged_download_of_torch_tpu_is_refused() {
+    let fixture = Fixture::new();
+    let pins = fixture.pins();
+    let text = fs::read_to_string(&pins).unwrap();
+    let at = text.find("\"backend\"").unwrap();
+    let at = at + text[at..].find("\"sha256\": \"").unwrap() + "\"sha256\": \"".len();
+    fs::write(&pins, format!("{}{}{}", &text[..at], "0".repeat(64), &text[at + 64..])).unwrap();
+    let outcome = fixture.install_tpu(&fixture.users_libtorch("2.13.0")).run();
+    outcome.fails_saying("the sha256 of the wheel that pip got is not");
+    assert_eq!(fixture.in_tpu_cache(), Vec::<String>::new());
+}
+
+#[needs(Python)]
+fn torch_tpu_without_kernels_for_a_libtorch_is_not_fetched() {
+    let fixture = Fixture::new();
+    let outcome = fixture.install_tpu(&fixture.users_libtorch("2.12.1")).run();
+    outcome.fails_saying("is not made for libtorch 2.12.1, but for 2.13.0");
+    assert_eq!(fixture.in_tpu_cache(), Vec::<String>::new());
+}

@@ -19,6 +19,8 @@ pub(super) struct ForeignFlags {
     standalone: bool,
     /// Accelerate's switch that maps to a mode of the setting `bind`.
     affinity: bool,
+    /// Accelerate's switch of torch_xla's precision.
+    downcasts: bool,
     /// Signals that are passed to the ranks.
     signals: Option<String>,
     /// Arguments of Accelerate's plugins.
@@ -53,6 +55,10 @@ impl ForeignFlags {
         self.choose_plugin(flags)?;
         if self.affinity && flags.settings.bind.is_none() {
             let _ = flags.set("bind", "numa", Source::Flag(AFFINITY.to_owned()));
+        }
+        if self.downcasts {
+            let source = Source::Flag(DOWNCAST.to_owned());
+            flags.set_env("ACCELERATE_DOWNCAST_BF16", "True", source)?;
         }
         if let Some(signals) = &self.signals {
             let others: Vec<&str> =
@@ -212,10 +218,11 @@ impl Args for ForeignFlags {
         let standalone = foreign(STANDALONE).action(ArgAction::SetTrue).hide(true);
         let affinity =
             foreign(AFFINITY).action(ArgAction::SetTrue).help("Accelerate's name for --bind numa");
+        let downcast = foreign(DOWNCAST).action(ArgAction::SetTrue).hide(true);
         let signals = foreign(SIGNALS)
             .value_name("SIGNAL,..")
             .help("Ignored; the forwarded signals are always SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2");
-        let command = command.arg(total).arg(standalone).arg(affinity).arg(signals);
+        let command = command.args([total, standalone, affinity, downcast, signals]);
         let command = IDLE.iter().fold(command, |command, idle| {
             let arg = foreign(idle.name).hide(true);
             command.arg(if idle.takes_value { arg } else { arg.action(ArgAction::SetTrue) })
@@ -261,6 +268,7 @@ impl FromArgMatches for ForeignFlags {
             num_processes: total,
             standalone: matches.get_flag(STANDALONE),
             affinity: matches.get_flag(AFFINITY),
+            downcasts: matches.get_flag(DOWNCAST),
             signals: matches.get_one::<String>(SIGNALS).cloned(),
             plugins: plugins.collect(),
             idle: IDLE.iter().filter(is_there).collect(),
@@ -282,6 +290,7 @@ const STANDALONE: &str = "standalone";
 pub(super) const ALONE: &str =
     "each attempt has a free port, whatever the values of --master-port and MASTER_PORT";
 const AFFINITY: &str = "enable-cpu-affinity";
+const DOWNCAST: &str = "downcast-bf16";
 const SIGNALS: &str = "signals-to-handle";
 const HANDLED: [&str; 6] = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"];
 const SIGNALS_THAT_REACH: &str =
@@ -302,8 +311,9 @@ const IDLE: &[Idle] = idle! {
     "logs-specs" true "log files have torchrun's own layout";
     "run-path" false "a rank's Python runs one script";
     "use-env" false "ranks always read their rank from the environment";
-    "main-training-function" true "it is for TPUs; elsewhere the whole program is run";
-    "no-tpu-cluster" false "there are no TPUs here";
+    "main-training-function" true "each rank runs the whole program";
+    "tpu" false "TPUs are found without it";
+    "no-tpu-cluster" false "hosts are reached over ssh, not by gcloud";
 };
 
 const EMIT: &str = "emit";
@@ -313,9 +323,6 @@ const JOB_FILE_FLAGS: [&str; 7] =
 
 /// Prefixes of Accelerate's flags that are refused, with the reason.
 const REFUSED: &[(&[&str], &str)] = &[
-    (
-        &["tpu", "tpu-*", "vm", "downcast-bf16"],
-        "Brigade does not run on TPUs: use `accelerate launch`",
-    ),
+    (&["tpu-*", "vm"], "Brigade does not start jobs by gcloud: name the hosts with --hosts"),
     (&["aws-*"], "Brigade does not start jobs on Amazon SageMaker: use `accelerate launch`"),
 ];

@@ -67,6 +67,7 @@ pub(super) fn options(
         devices: layers.settings.devices.clone(),
         bind: layers.settings.bind.unwrap_or_default(),
         virtual_local_rank: layers.settings.virtual_local_rank.unwrap_or_default(),
+        on_cpu: layers.settings.cpu == Some(true),
     };
     let nproc = match layers.settings.nproc {
         Some(nproc) => nproc,
@@ -242,18 +243,18 @@ fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
         return NprocSpec::Gpu;
     }
     let is_on_cpu = layers.settings.cpu == Some(true);
-    let gpus = if is_on_cpu {
-        0
-    } else {
-        PlacementFacts::gather(placement, NprocSpec::Gpu).devices.visible.len()
-    };
-    let reason = match gpus {
-        _ if is_on_cpu => "nproc 1: on the CPU, one rank uses all cores".to_owned(),
-        0 => "nproc 1: no GPU was found, and one rank uses all cores".to_owned(),
-        gpus => format!("nproc {gpus}: one rank for each GPU"),
+    if is_on_cpu {
+        layers.note(Source::Default, "nproc 1: on the CPU, one rank uses all cores");
+        return NprocSpec::Count(1);
+    }
+    let devices = PlacementFacts::gather(placement, NprocSpec::Gpu).devices;
+    let word = devices.kind.device_word();
+    let reason = match devices.visible.len() {
+        0 => format!("nproc 1: no {word} was found, and one rank uses all cores"),
+        devices => format!("nproc {devices}: one rank for each {word}"),
     };
     layers.note(Source::Default, reason);
-    NprocSpec::Count(gpus.max(1))
+    NprocSpec::Count(devices.visible.len().max(1))
 }
 
 /// Returns the variables that ranks read (Brigade programs, and Python programs with Accelerate), in the spelling of

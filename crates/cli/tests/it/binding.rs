@@ -107,6 +107,69 @@ fn devices() {
     }
 }
 
+/// Makes a host with four TPUs.
+fn tpu_host() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    for chip in 0..4 {
+        let folder = format!("sys/bus/pci/devices/0000:00:0{}.0", chip + 4);
+        write(&format!("{folder}/vendor"), "0x1ae0\n");
+        write(&format!("{folder}/device"), "0x005e\n");
+        write(&format!("dev/accel{chip}"), "");
+    }
+    root
+}
+
+#[test]
+fn each_rank_has_a_tpu() {
+    let root = tpu_host();
+    let root = ("BRIGADE_HOST_ROOT", root.path().to_str().unwrap());
+    let script = "echo $LOCAL_RANK $PJRT_DEVICE chip $TPU_VISIBLE_CHIPS slice $TPU_PROCESS_BOUNDS \
+                  task $CLOUD_TPU_TASK_ID port $TPU_PROCESS_PORT";
+    let shown = |vars: &[(&str, &str)], flags: &[&str]| {
+        let run = run(&[&[root], vars].concat(), flags, script);
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        let mut lines: Vec<_> = run.stdout.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let all = shown(&[], &["--nproc=gpu"]);
+    assert_eq!(all.len(), 4, "{all:?}");
+    assert_eq!(all[3], "[3] 3 TPU chip 3 slice 2,2,1 task 3 port 8479");
+    // Without a number of ranks, one for each chip.
+    assert_eq!(shown(&[], &[]), all);
+    assert_eq!(
+        shown(&[], &["--devices=3,1"]),
+        [
+            "[0] 0 TPU chip 3 slice 1,1,1 task 0 port 8476",
+            "[1] 1 TPU chip 1 slice 1,1,1 task 0 port 8477"
+        ]
+    );
+    assert_eq!(
+        shown(&[("TPU_VISIBLE_CHIPS", "2")], &["--nproc=auto"]),
+        ["[0] 0 TPU chip 2 slice 1,1,1 task 0 port 8476"]
+    );
+    assert_eq!(
+        shown(&[("TPU_PROCESS_BOUNDS", "2,2,1")], &["--nproc=1"]),
+        ["[0] 0 TPU chip slice 2,2,1 task port"]
+    );
+    assert_eq!(shown(&[], &["--cpu", "--nproc=1"]), ["[0] 0 chip slice task port"]);
+
+    let refused = run(&[root], &["--nproc=5"], "echo started");
+    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""));
+    assert!(
+        refused
+            .stderr
+            .contains("5 ranks for 4 TPUs, and only one process can use a TPU: use --nproc 4"),
+        "{}",
+        refused.stderr
+    );
+}
+
 #[test]
 fn a_virtual_local_rank_is_for_the_program_only() {
     let logs = tempfile::tempdir().unwrap();

@@ -159,18 +159,18 @@ fn accelerates_file_is_read_without_another_one() {
 fn an_unusable_default_file_is_a_warning() {
     let home = Home::new();
     let path = ".cache/huggingface/accelerate/default_config.yaml";
-    let file = home.file(path, "distributed_type: XLA\nnum_processes: 8\n");
+    let file = home.file(path, "distributed_type: XLA\ntpu_use_cluster: true\n");
     let output = home.run(&["launch", "--nproc", "1", "true"]);
     assert_eq!(output.status.code(), Some(0));
     let stderr = home.without_home(&output.stderr);
     let expected = format!(
-        "brigade: warning: ~/{path}:1: not used: ~/{path} cannot be used: line 1: distributed_type: Brigade does \
-         not run on TPUs"
+        "brigade: warning: ~/{path}:1: not used: ~/{path} cannot be used: line 2: tpu_use_cluster: Brigade does \
+         not start jobs by gcloud"
     );
     assert!(stderr.starts_with(&expected), "{stderr}");
 
     let error = home.refusal(&["launch", "--config", &file, "true"], 2);
-    assert!(error.starts_with(&format!("brigade: ~/{path} cannot be used: line 1: ")), "{error}");
+    assert!(error.starts_with(&format!("brigade: ~/{path} cannot be used: line 2: ")), "{error}");
 }
 
 #[test]

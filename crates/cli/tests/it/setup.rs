@@ -355,6 +355,25 @@ fn setup_outside_of_a_project_and_wrong_flags() {
     let (code, line) = fixture.fails(".", &["setup", "--cuda", "--pytorch"]);
     assert_eq!(code, 2);
     assert!(line.contains("cannot be used with"), "{line}");
+    let (code, line) = fixture.fails(".", &["setup", "--tpu=gpu"]);
+    assert_eq!(code, 2);
+    assert!(line.contains("expected tpu or cpu"), "{line}");
+    let (code, line) = fixture.fails(".", &["setup", "--tpu", "--remove"]);
+    assert_eq!(code, 2);
+    assert!(line.contains("cannot be used with"), "{line}");
+}
+
+#[test]
+fn torch_tpu_is_not_fetched_for_a_libtorch_that_it_does_not_know() {
+    // Brigade supports it, and TorchTPU begins with the release.
+    let fixture = Fixture::new("2.13.0a0");
+    fixture.succeeds(".", &["new", "mine", "--no-setup"]);
+    let libtorch = fixture.libtorch();
+    let (code, line) =
+        fixture.fails("mine", &["setup", "--tpu=cpu", "--libtorch", libtorch.to_str().unwrap()]);
+    assert_eq!(code, 1);
+    assert!(line.contains("is not made for libtorch 2.13.0a0, but for 2.11.0"), "{line}");
+    assert!(!fixture.folder().join("cache").exists());
 }
 
 /// Program in a folder, with the compiled C++ of a package in `share/brigade` of another.

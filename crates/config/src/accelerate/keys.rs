@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Entry, KeyOutcome};
 use crate::error::ConfigError;
-use crate::layer::PLUGIN_PREFIX;
+use crate::layer::{ENV_PREFIX, PLUGIN_PREFIX};
 use crate::plugin_arguments::{
     ARGUMENTS, FIELDS, Kind, Plugin, PluginArgument, STEPS, python_bool, python_float,
 };
@@ -76,13 +76,16 @@ impl<'a> Keys<'a> {
             "main_training_function" => match &entry.value {
                 Raw::Null => KeyOutcome::Nothing,
                 Raw::Text(name) if name == "main" || name.is_empty() => KeyOutcome::Nothing,
+                _ if self.is_for_tpus() => {
+                    KeyOutcome::LeftOut("each rank runs the whole program, as a script".to_owned())
+                }
                 _ => KeyOutcome::Idle(
                     "it is for TPUs; elsewhere the whole program is run".to_owned(),
                 ),
             },
             "downcast_bf16" | "tpu_name" | "tpu_zone" | "tpu_use_cluster" | "tpu_use_sudo"
             | "command_file" | "commands" | "tpu_vm" | "tpu_env" | "tpu_cluster" => {
-                self.unless_empty(entry, || KeyOutcome::Idle("it is for TPUs only".to_owned()))
+                self.of_tpus(entry)?
             }
             "fsdp_config" => self.plugin(entry, Plugin::Fsdp, "fsdp-")?,
             "deepspeed_config" => self.plugin(entry, Plugin::DeepSpeed, "")?,
@@ -95,6 +98,57 @@ impl<'a> Keys<'a> {
             _ => return Ok(None),
         };
         Ok(Some(outcome))
+    }
+
+    fn of_tpus(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
+        if is_empty(&entry.value) {
+            return Ok(KeyOutcome::Nothing);
+        }
+        if !self.is_for_tpus() {
+            return Ok(KeyOutcome::Idle("it is for TPUs only".to_owned()));
+        }
+        Ok(match entry.key.as_str() {
+            "downcast_bf16" => {
+                if self.truth(entry)? {
+                    becomes(DOWNCAST, "True")
+                } else {
+                    KeyOutcome::Nothing
+                }
+            }
+            "tpu_env" => self.variables(entry)?,
+            "tpu_use_cluster" | "tpu_cluster" => KeyOutcome::Refused(
+                "Brigade does not start jobs by gcloud: set it to false, and name the hosts with --hosts"
+                    .to_owned(),
+            ),
+            "command_file" | "commands" => {
+                KeyOutcome::Idle("it is for `accelerate tpu-config`".to_owned())
+            }
+            _ => KeyOutcome::Idle("hosts are reached over ssh, not by gcloud".to_owned()),
+        })
+    }
+
+    /// Reads a list of variables, each as `NAME=VALUE`.
+    fn variables(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
+        let expected = "a list of NAME=VALUE";
+        let Raw::List(items) = &entry.value else {
+            return Err(self.wrong(entry, &entry.value.shown(), expected));
+        };
+        let mut settings = Vec::new();
+        for item in items {
+            let pair = match item {
+                Raw::Text(text) => text.split_once('='),
+                _ => None,
+            };
+            let Some((name, value)) = pair else {
+                return Err(self.wrong(entry, &item.shown(), expected));
+            };
+            settings.push((format!("{ENV_PREFIX}{name}"), value.to_owned()));
+        }
+        Ok(KeyOutcome::Becomes(settings))
+    }
+
+    fn is_for_tpus(&self) -> bool {
+        self.is_kind("XLA") || self.is_kind("TPU")
     }
 
     fn environment(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
@@ -112,16 +166,13 @@ impl<'a> Keys<'a> {
     fn kind(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let kind = self.word(entry)?;
         Ok(match kind.as_str() {
-            "NO" | "MULTI_CPU" | "MULTI_GPU" => KeyOutcome::Nothing,
+            "NO" | "MULTI_CPU" | "MULTI_GPU" | "XLA" | "TPU" => KeyOutcome::Nothing,
             "FSDP" => turns_on(Plugin::Fsdp),
             "DEEPSPEED" => turns_on(Plugin::DeepSpeed),
             "MEGATRON_LM" => turns_on(Plugin::Megatron),
-            "XLA" | "TPU" => KeyOutcome::Refused(
-                "Brigade does not run on TPUs: use `accelerate launch` for this file".to_owned(),
-            ),
             "MPS" | "MULTI_NPU" | "MULTI_MLU" | "MULTI_SDAA" | "MULTI_MUSA" | "MULTI_XPU"
             | "MULTI_HPU" | "MULTI_NEURON" => KeyOutcome::LeftOut(
-                "Brigade supports CPUs and the GPUs of NVIDIA and AMD: the ranks are started, and the \
+                "Brigade supports CPUs, the GPUs of NVIDIA and AMD, and TPUs: the ranks are started, and the \
                  program chooses its devices"
                     .to_owned(),
             ),
@@ -524,6 +575,8 @@ const MACHINES: &str = "num_machines";
 const MPIRUN: [&str; 2] = ["mpirun_hostfile", "mpirun_ccl"];
 /// Setting that `mpirun_ccl` becomes.
 const CCL: &str = "env.CCL_WORKER_COUNT";
+/// Setting that `downcast_bf16` becomes: Accelerate's variable for programs that use torch_xla.
+const DOWNCAST: &str = "env.ACCELERATE_DOWNCAST_BF16";
 /// Known keys, for suggestions. The tests compare the list with the keys that have an outcome.
 const KNOWN: &str = "compute-environment distributed-type mixed-precision use-cpu debug \
     num-processes num-machines machine-rank gpu-ids main-process-ip main-process-port rdzv-backend \

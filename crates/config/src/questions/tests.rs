@@ -5,7 +5,7 @@ use crate::settings::TABLE;
 
 /// Answers in order; every question must be the next one.
 fn hold(answers: &[(Question, &str)]) -> Questionnaire {
-    let mut questionnaire = Questionnaire::new(Machine { gpus: 4, cores: 8 });
+    let mut questionnaire = Questionnaire::new(Machine { gpus: 4, device_word: "GPU", cores: 8 });
     for (question, text) in answers {
         assert_eq!(questionnaire.next(), Some(*question), "before {text}");
         questionnaire.answer(*question, text).unwrap();
@@ -100,7 +100,7 @@ fn every_way_through() {
 
 #[test]
 fn defaults_are_answers() {
-    let mut questionnaire = Questionnaire::new(Machine { gpus: 0, cores: 8 });
+    let mut questionnaire = Questionnaire::new(Machine { gpus: 0, device_word: "GPU", cores: 8 });
     while let Some(question) = questionnaire.next() {
         let text = match questionnaire.kind(question) {
             Kind::Choice { options, default } => options[default].0.to_owned(),
@@ -115,7 +115,7 @@ fn defaults_are_answers() {
 #[test]
 fn wrong_answers_are_told_at_once() {
     use Question as Q;
-    let mut questionnaire = Questionnaire::new(Machine { gpus: 0, cores: 1 });
+    let mut questionnaire = Questionnaire::new(Machine { gpus: 0, device_word: "GPU", cores: 1 });
     questionnaire.answer(Q::Where, "each").unwrap();
     let table = [
         (Q::Where, "there", "expected one of the words"),
@@ -141,4 +141,21 @@ fn wrong_answers_are_told_at_once() {
     assert!(questionnaire.back());
     assert_eq!(questionnaire.next(), Some(Q::Machines));
     assert!(questionnaire.back() && !questionnaire.back());
+}
+
+#[test]
+fn a_machine_with_tpus_is_asked_about_tpus() {
+    use Question as Q;
+    let machine = Machine { gpus: 4, device_word: "TPU", cores: 96 };
+    assert_eq!(machine.words(), "4 TPUs and 96 cores");
+    let mut questionnaire = Questionnaire::new(machine);
+    assert_eq!(questionnaire.prompt(Q::Devices), "Which TPUs?");
+    let words = |questionnaire: &Questionnaire| match questionnaire.kind(Q::Precision) {
+        Kind::Choice { options, .. } => options.iter().map(|it| it.0).collect(),
+        other => vec![format!("{other:?}").leak() as &str],
+    };
+    assert_eq!(words(&questionnaire), ["no", "bf16"]);
+    questionnaire.answer(Q::Where, "here").unwrap();
+    questionnaire.answer(Q::Cpu, "yes").unwrap();
+    assert_eq!(words(&questionnaire), ["no", "fp16", "bf16"]);
 }

@@ -54,7 +54,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 fn of_host(facts: &Facts) -> Vec<Finding> {
     let devices = &facts.devices;
     let (kind, driver) = (devices.kind(), &devices.driver);
-    let words = kind.driver_words();
+    let (words, word) = (kind.driver_words(), kind.device_word());
     let cuda = libtorch::of(facts).and_then(|it| it.cuda.as_deref());
     // CPU programs need no GPU.
     let bad = if cuda.is_some() { Verdict::Fail } else { Verdict::Warning };
@@ -62,10 +62,10 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     match &driver.version {
         None if driver.on_bus > 0 => {
-            let gpus = counted(driver.on_bus, "GPU is", "GPUs are");
+            let gpus = counted(driver.on_bus, &format!("{word} is"), &format!("{word}s are"));
             findings.push(
                 finding(format!("{gpus} in the host, but {} is not loaded", words.driver))
-                    .means("programs see no GPU")
+                    .means(format!("programs see no {word}"))
                     .remedy("load it; after an update of the kernel it must be rebuilt")
                     .command(words.load),
             );
@@ -77,7 +77,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
                 let missing = driver.missing_files.join(", ");
                 findings.push(
                     finding(format!("the driver is loaded, but {missing} {verb} missing"))
-                        .means("programs see fewer GPUs, or none")
+                        .means(format!("programs see fewer {word}s, or none"))
                         .remedy(words.make_files)
                         .command(words.make_files_command),
                 );
@@ -100,7 +100,9 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
                     .remedy("install a newer driver, or a libtorch for an older CUDA"),
                 );
             }
-            if cuda.is_none() && !devices.gpus.is_empty() && libtorch::of(facts).is_some() {
+            if kind.is_for_one_process() {
+                findings.extend(without_torch_tpu(devices));
+            } else if cuda.is_none() && !devices.gpus.is_empty() && libtorch::of(facts).is_some() {
                 findings.push(
                     Finding::note(
                         Subject::Devices,
@@ -121,15 +123,36 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
+/// Reports TPUs for which the files of programs with the feature `tpu` are missing.
+fn without_torch_tpu(devices: &Devices) -> Option<Finding> {
+    if devices.torch_tpu.is_some() || devices.usable() == 0 {
+        return None;
+    }
+    let found = format!("{}, but TorchTPU is not installed", inventory(devices));
+    Some(
+        Finding::note(Subject::Devices, found)
+            .means("Brigade's programs do not use the TPUs")
+            .remedy("fetch it for programs that are built with the feature tpu")
+            .command("brigade setup --tpu"),
+    )
+}
+
 fn too_many_ranks(host: &HostReport, facts: &Facts) -> Option<Finding> {
     let gpus = facts.devices.gpus.len();
     let ranks = host.ranks.filter(|ranks| gpus > 0 && *ranks > gpus)?;
-    libtorch::of(facts)?.cuda.as_ref()?;
-    let found = format!("{ranks} ranks for {}", counted(gpus, "GPU", "GPUs"));
+    let kind = facts.devices.kind();
+    let word = kind.device_word();
+    let means = if kind.is_for_one_process() {
+        "only one process can use a TPU"
+    } else {
+        libtorch::of(facts)?.cuda.as_ref()?;
+        "NCCL refuses two ranks on one GPU"
+    };
+    let found = format!("{ranks} ranks for {}", counted(gpus, word, &format!("{word}s")));
     Some(
         Finding::warning(Subject::Devices, found)
-            .means("NCCL refuses two ranks on one GPU")
-            .remedy("start as many ranks as there are GPUs")
+            .means(means)
+            .remedy(format!("start as many ranks as there are {word}s"))
             .command(format!("brigade launch --hosts {}:{gpus}", host.name)),
     )
 }
@@ -243,6 +266,28 @@ mod tests {
             assert_eq!(fails[0].hosts, ["node2"]);
             assert!(!fails[0].remedy.is_empty());
         }
+    }
+
+    #[test]
+    fn tpus_need_torch_tpu() {
+        let mut cluster = fixtures::cluster(1);
+        let devices = &mut fixtures::facts(&mut cluster, 0).devices;
+        *devices = fixtures::devices(4);
+        devices.kind = "Google".to_owned();
+        devices.driver.version = Some("vfio-pci".to_owned());
+        for gpu in &mut devices.gpus {
+            gpu.device.model = Some("TPU v5e".to_owned());
+        }
+        let (verdict, _, found) = fixtures::only(&check(&cluster));
+        assert_eq!(
+            (verdict, found.as_str()),
+            (Verdict::Note, "4 x TPU v5e, but TorchTPU is not installed")
+        );
+        fixtures::facts(&mut cluster, 0).devices.torch_tpu = Some("0.2.0".to_owned());
+        assert_eq!(check(&cluster)[0].found, "4 x TPU v5e, driver vfio-pci");
+        cluster.hosts[0].ranks = Some(8);
+        let (verdict, _, found) = fixtures::only(&check(&cluster));
+        assert_eq!((verdict, found.as_str()), (Verdict::Warning, "8 ranks for 4 TPUs"));
     }
 
     #[test]

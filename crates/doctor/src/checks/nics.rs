@@ -18,7 +18,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         if seen.is_empty() {
             continue;
         }
-        pairs.push((host.name.as_str(), pairing(&seen)));
+        pairs.push((host.name.as_str(), pairing(facts.devices.kind().device_word(), &seen)));
         if cluster.hosts.len() < 2 {
             continue;
         }
@@ -42,15 +42,20 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 }
 
 /// `GPU 0: mlx5_0 (same PCI switch), GPU 1: ...`
-fn pairing(gpus: &[&Gpu]) -> String {
+fn pairing(word: &str, gpus: &[&Gpu]) -> String {
     let of = |gpu: &&Gpu| {
         let near = nearest(&gpu.nics);
         let names: Vec<&str> = near.iter().map(|nic| nic.name()).collect();
         match near.first() {
             Some(nic) => {
-                format!("GPU {}: {} ({})", gpu.device.id, names.join(" and "), nic.distance.words())
+                format!(
+                    "{word} {}: {} ({})",
+                    gpu.device.id,
+                    names.join(" and "),
+                    nic.distance.words()
+                )
             }
-            None => format!("GPU {}: none is up", gpu.device.id),
+            None => format!("{word} {}: none is up", gpu.device.id),
         }
     };
     let usable = gpus.iter().filter(|gpu| gpu.device.is_usable);

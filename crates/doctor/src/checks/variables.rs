@@ -58,13 +58,14 @@ fn visible_devices(facts: &Facts) -> Vec<Finding> {
 }
 
 fn visible(kind: &'static dyn Vendor, name: &str, value: &str, gpus: usize) -> Option<Finding> {
+    let word = kind.device_word();
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
     let set = format!("{name}={value}");
     let twice = entries.iter().enumerate().find(|(at, it)| entries[..*at].contains(it));
     if let Some((_, twice)) = twice.filter(|(_, it)| !it.is_empty()) {
         return Some(
-            Finding::fail(Subject::Variables, format!("{set} names GPU {twice} twice"))
-                .means("programs see no GPU twice: they find fewer, or none")
+            Finding::fail(Subject::Variables, format!("{set} names {word} {twice} twice"))
+                .means(format!("programs see no {word} twice: they find fewer, or none"))
                 .remedy("name each device once")
                 .command(format!("unset {name}")),
         );
@@ -77,7 +78,7 @@ fn visible(kind: &'static dyn Vendor, name: &str, value: &str, gpus: usize) -> O
     let bad = bad?;
     if bad.is_empty() || *bad == "-1" {
         return Some(
-            Finding::note(Subject::Variables, format!("{set} hides all GPUs"))
+            Finding::note(Subject::Variables, format!("{set} hides all {word}s"))
                 .means("ranks run on the CPU"),
         );
     }
@@ -85,9 +86,9 @@ fn visible(kind: &'static dyn Vendor, name: &str, value: &str, gpus: usize) -> O
     Some(
         Finding::fail(
             Subject::Variables,
-            format!("{set}, but GPU {bad} is not there: the host has 0 to {}", gpus - 1),
+            format!("{set}, but {word} {bad} is not there: the host has 0 to {}", gpus - 1),
         )
-        .means(format!("programs see {good} of the host's {gpus} GPUs, and no error"))
+        .means(format!("programs see {good} of the host's {gpus} {word}s, and no error"))
         .remedy("name devices that are there, or none")
         .command(format!("unset {name}")),
     )

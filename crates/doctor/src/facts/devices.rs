@@ -1,10 +1,11 @@
 //! Facts about accelerators and their driver, as the kernel shows them. No vendor library is loaded; for the rest a
 //! vendor program is run.
 
-use brigade_hardware::{Device, Driver, NearNic, Vendor};
-use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
-use brigade_hardware::Sources;
+use brigade_hardware::{Device, Driver, NearNic, Sources, Vendor};
+use brigade_libtorch_setup::{TpuFiles, TpuPlugin};
+use serde::{Deserialize, Serialize};
 
 /// Devices of one kind, with their driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub struct Devices {
     pub library: bool,
     /// Devices, by index.
     pub gpus: Vec<Gpu>,
+    /// Version of the TorchTPU that `brigade setup --tpu` has fetched. `None` also for devices that do not need it.
+    pub torch_tpu: Option<String>,
 }
 
 /// Device with the distances to the network cards.
@@ -60,6 +63,7 @@ impl Devices {
             driver,
             library: kind.driver_words().library.is_none_or(|it| is_installed(sources, it)),
             gpus: found.into_iter().map(gpu).collect(),
+            torch_tpu: kind.is_for_one_process().then(|| torch_tpu(sources)).flatten(),
         }
     }
 
@@ -94,8 +98,16 @@ impl Gpu {
     /// Returns the model name of the device.
     #[must_use]
     pub fn model(&self) -> &str {
-        self.device.model.as_deref().unwrap_or("GPU of an unknown model")
+        self.device.model.as_deref().unwrap_or("device of an unknown model")
     }
+}
+
+/// Returns the version of TorchTPU in the user's cache, if a plug-in for TPUs is there, too.
+fn torch_tpu(sources: &Sources) -> Option<String> {
+    let absolute = |name| sources.variable(name).map(PathBuf::from).filter(|it| it.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    let files = TpuFiles::find_in(&sources.path(cache.join("brigade")))?;
+    files.has(TpuPlugin::Tpu).then(|| files.version().to_owned())
 }
 
 fn is_installed(sources: &Sources, library: &str) -> bool {
@@ -140,6 +152,25 @@ mod tests {
         );
         assert_eq!(found.gpus[0].model(), "H100");
         assert_eq!(found.memory_of_each(), None);
+    }
+
+    #[test]
+    fn tpus_with_torch_tpu() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("sys/bus/pci/devices/0000:00:04.0/vendor", "0x1ae0\n");
+        write("sys/bus/pci/devices/0000:00:04.0/device", "0x006f\n");
+        write("dev/accel0", "");
+        let sources = Sources::under(root.path()).with_variable("HOME", "/users/me");
+        let found = Devices::gather(&sources);
+        assert_eq!((found.kind.as_str(), found.usable(), found.library), ("Google", 1, true));
+        assert_eq!((found.gpus[0].model(), found.memory_of_each()), ("TPU v6e", Some(32 << 30)));
+        assert_eq!(found.torch_tpu, None);
+        assert!(!found.use_nccl());
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub(super) fn gather(sources: &Sources) -> BTreeMap<String, String> {
 }
 
 const NAMES: &[&str] = &[
+    "CLOUD_TPU_TASK_ID",
     "CONDA_PREFIX",
     "CUDA_DEVICE_ORDER",
     "CUDA_HOME",
@@ -28,13 +29,14 @@ const NAMES: &[&str] = &[
     "LIBTORCH",
     "LIBTORCH_USE_PYTORCH",
     "NVIDIA_VISIBLE_DEVICES",
+    "PJRT_DEVICE",
     "PYTORCH_CUDA_ALLOC_CONF",
     "SSH_CONNECTION",
     "TMPDIR",
     "TP_SOCKET_IFNAME",
     "VIRTUAL_ENV",
 ];
-const PREFIXES: &[&str] = &["GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "SLURM_", "TORCH_"];
+const PREFIXES: &[&str] = &["GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "SLURM_", "TORCH_", "TPU_"];
 
 #[cfg(test)]
 mod tests {

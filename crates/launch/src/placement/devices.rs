@@ -137,11 +137,11 @@ impl Devices {
             }
             Some(mask) => DeviceError::NotAllowed { id, mask: mask.to_string() },
             None => {
-                let last = self.present.len() - 1;
+                let (last, word) = (self.present.len() - 1, self.kind.device_word());
                 let there = if last == 0 {
-                    "this host has only GPU 0".to_owned()
+                    format!("this host has only {word} 0")
                 } else {
-                    format!("this host has GPUs 0 to {last}")
+                    format!("this host has {word}s 0 to {last}")
                 };
                 DeviceError::NoSuchDevice { id, there }
             }
@@ -208,9 +208,9 @@ pub enum DeviceError {
     #[error("--nproc gpu: no GPU found on this host; use --nproc cpu or a number")]
     NoGpu,
     /// The number of GPUs was requested as the number of ranks, and the environment hides them all.
-    #[error("--nproc gpu: {mask} hides the GPUs of this host; change or unset it")]
+    #[error("--nproc gpu: {mask} hides the devices of this host; change or unset it")]
     Hidden {
-        /// Variable that hides the GPUs, with its value.
+        /// Variable that hides the devices, with its value.
         mask: String,
     },
     /// The device does not exist on this host.
@@ -243,7 +243,7 @@ pub enum DeviceError {
     },
     /// The host has fewer devices than ranks.
     #[error(
-        "--virtual-local-rank needs a GPU for each rank: {ranks} ranks need {ranks}, but there are \
+        "--virtual-local-rank needs a {word} for each rank: {ranks} ranks need {ranks}, but there are \
          {devices}"
     )]
     TooFew {
@@ -251,6 +251,21 @@ pub enum DeviceError {
         ranks: usize,
         /// Number of devices for the ranks.
         devices: usize,
+        /// Word for a device, such as `GPU`.
+        word: &'static str,
+    },
+    /// The host has fewer devices than ranks, and each device can be used by one process only.
+    #[error(
+        "{ranks} ranks for {devices} {word}s, and only one process can use a {word}: use --nproc {devices}, or --cpu \
+         for a program that uses no {word}"
+    )]
+    ForOneProcess {
+        /// Number of ranks on this host.
+        ranks: usize,
+        /// Number of devices for the ranks.
+        devices: usize,
+        /// Word for a device, such as `TPU`.
+        word: &'static str,
     },
 }
 
@@ -411,7 +426,7 @@ mod tests {
         };
         let no_gpu = "--nproc gpu: no GPU found on this host; use --nproc cpu or a number";
         let hides =
-            "--nproc gpu: CUDA_VISIBLE_DEVICES= hides the GPUs of this host; change or unset it";
+            "--nproc gpu: CUDA_VISIBLE_DEVICES= hides the devices of this host; change or unset it";
         for (devices, nproc, wanted, expected) in [
             (&all, "auto", None, Ok(4)),
             (&all, "gpu", None, Ok(4)),

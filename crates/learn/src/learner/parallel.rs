@@ -1,7 +1,7 @@
 //! A Learner whose batches are computed on several devices of one process.
 
 use brigade_nn::{Model, Module, ParamPath};
-use brigade_torch::{Error, NamedTensor, Result};
+use brigade_torch::{DeviceExt, Error, NamedTensor, Result};
 use tch::{Device, Tensor};
 
 use super::Learner;
@@ -57,8 +57,11 @@ impl Learner {
         let own = self.state.accelerator.device();
         let Some((first, others)) = devices.split_first().filter(|(first, _)| **first == own)
         else {
+            let devices: Vec<String> = devices.iter().map(|device| device.label()).collect();
             return Err(Error::invalid_argument(format!(
-                "the first device of `parallel` must be the Learner's, {own:?}; found {devices:?}"
+                "the first device of `parallel` must be the Learner's, {}; found [{}]",
+                own.label(),
+                devices.join(", ")
             )));
         };
         debug_assert_eq!(*first, own);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use brigade_torch::{channels_last, has_memory, unallocated};
+use brigade_torch::{DeviceExt, channels_last, has_memory, set_data, unallocated};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::deferred::no_memory;
@@ -51,6 +51,11 @@ impl Conversion {
     }
 }
 
+/// Gives a tensor the memory, the type and the device of another one ([`brigade_torch::set_data`]).
+pub(super) fn exchange_memory(tensor: &Tensor, values: &Tensor) -> Result<(), TchError> {
+    set_data(tensor, values).map_err(|error| refused(&error))
+}
+
 fn refused(error: &brigade_torch::Error) -> TchError {
     TchError::Torch(error.to_string())
 }
@@ -58,7 +63,7 @@ fn refused(error: &brigade_torch::Error) -> TchError {
 impl fmt::Display for Conversion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Device(device) => write!(f, "to {device:?}"),
+            Self::Device(device) => write!(f, "to {}", device.label()),
             Self::Kind(kind) => write!(f, "to {kind:?}"),
             Self::ChannelsLast => f.write_str("to channels last"),
         }

@@ -1,7 +1,8 @@
 //! A tensor as its shape and its values, or a corner of them with statistics.
 
 use brigade_plot::escape_markup;
-use tch::{Device, Kind, TchError, Tensor};
+use brigade_torch::DeviceExt;
+use tch::{Kind, TchError, Tensor};
 
 use super::numbers::reals;
 use super::table::Table;
@@ -34,12 +35,7 @@ fn reason(error: &TchError) -> String {
 }
 
 fn head(tensor: &Tensor) -> String {
-    let device = match tensor.device() {
-        Device::Cpu => "cpu".to_owned(),
-        Device::Cuda(index) => format!("cuda:{index}"),
-        Device::Mps => "mps".to_owned(),
-        Device::Vulkan => "vulkan".to_owned(),
-    };
+    let device = tensor.device().label();
     let gradient = if tensor.requires_grad() { ", requires grad" } else { "" };
     format!("Tensor {:?}, {:?}, {device}{gradient}", tensor.size(), tensor.kind())
 }
@@ -173,7 +169,7 @@ fn kept(length: i64) -> Vec<Option<i64>> {
 
 /// The values of a tensor `[n]`, few of them, as texts.
 fn texts(values: &Tensor) -> Result<Vec<String>, TchError> {
-    let values = values.f_to_device(Device::Cpu)?;
+    let values = values.f_to_device(tch::Device::Cpu)?;
     let reals_of = |values: &Tensor| -> Result<Vec<String>, TchError> {
         Ok(reals(&Vec::<f64>::try_from(&values.f_to_kind(Kind::Double)?.f_contiguous()?)?))
     };

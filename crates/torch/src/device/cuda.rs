@@ -2,7 +2,7 @@
 
 use tch::Device;
 
-use super::{DeviceKind, MemoryInfo, gpu};
+use super::{DeviceKind, DeviceUnavailable, MemoryInfo, gpu};
 use crate::backend::Backend;
 use crate::bridge::ffi;
 use crate::error::Error;
@@ -16,8 +16,8 @@ impl DeviceKind for Cuda {
         "cuda"
     }
 
-    fn devices(&self) -> Result<usize, CudaUnavailable> {
-        cuda_devices()
+    fn devices(&self) -> Result<usize, DeviceUnavailable> {
+        Ok(cuda_devices()?)
     }
 
     fn device(&self, index: usize) -> Device {
@@ -52,6 +52,18 @@ impl DeviceKind for Cuda {
 
     fn has_bf16(&self, index: usize) -> Result<bool, Error> {
         ffi::gpu_has_bf16(number(index)?).map_err(|error| Error::libtorch("has_bf16", &error))
+    }
+
+    fn has_streams(&self) -> bool {
+        true
+    }
+
+    fn load(&self) -> Result<(), DeviceUnavailable> {
+        Ok(())
+    }
+
+    fn synchronize(&self, index: usize) -> Result<(), Error> {
+        ffi::synchronize_gpu(number(index)?).map_err(|error| Error::libtorch("synchronize", &error))
     }
 }
 

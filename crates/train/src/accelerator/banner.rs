@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
 use brigade_sharding::{ShardingPlan, Workload};
-use brigade_torch::{CudaUnavailable, DeviceExt, KernelState, prepare_kernels};
+use brigade_torch::{DeviceExt, DeviceUnavailable, KernelState, prepare_kernels};
 use tch::Device;
 
 use crate::accelerator::Accelerator;
@@ -19,8 +19,8 @@ struct Start {
     device: Device,
     /// Number of threads that the CPU uses.
     threads: usize,
-    /// Reason why the device is the CPU in a program that was built for GPUs.
-    missing_gpu: Option<CudaUnavailable>,
+    /// Reason why the device is the CPU in a program that was built for others.
+    missing_gpu: Option<DeviceUnavailable>,
     /// Name of the GPU model.
     hardware: Option<String>,
     precision: Precision,
@@ -58,7 +58,7 @@ impl Accelerator {
                 .device_kind()
                 .and_then(|(kind, index)| kind.hardware(index).ok()),
             precision: self.mixed_precision(),
-            tf32: self.numerics.tf32 && self.device() != Device::Cpu,
+            tf32: self.numerics.tf32 && self.device().has_streams(),
             channels_last,
             kernels,
             batches: self.gradients.accumulator.steps(),
@@ -177,6 +177,8 @@ impl Start {
 
 #[cfg(test)]
 mod tests {
+    use brigade_torch::{CudaUnavailable, TpuUnavailable};
+
     use super::*;
 
     #[test]
@@ -211,16 +213,20 @@ mod tests {
         assert_eq!(slow.lines(), expected);
         let no_driver = Start {
             processes: 2,
-            missing_gpu: Some(CudaUnavailable::NoDriver),
+            missing_gpu: Some(CudaUnavailable::NoDriver.into()),
             batches: 1,
             caveats: Vec::new(),
             ..slow
         };
         let expected = "brigade: 2 processes, cpu with 1 thread (there is no NVIDIA driver), bf16, contiguous\n";
         assert_eq!(no_driver.lines(), expected);
+        let missing_gpu = Some(TpuUnavailable::NotInstalled.into());
+        let no_tpu = Start { missing_gpu, ..no_driver };
+        let expected = "brigade: 2 processes, cpu with 1 thread (TorchTPU is not installed: run `brigade setup --tpu`), \
+                        bf16, contiguous\n";
+        assert_eq!(no_tpu.lines(), expected);
         let hardware = Some("NVIDIA H200".to_owned());
-        let gpu =
-            Start { device: Device::Cuda(1), processes: 4, batches: 3, hardware, ..no_driver };
+        let gpu = Start { device: Device::Cuda(1), processes: 4, batches: 3, hardware, ..no_tpu };
         let expected = "brigade: 4 processes, cuda:1 (NVIDIA H200), bf16, contiguous, gradients of 3 batches\n";
         assert_eq!(gpu.lines(), expected);
         let state = |name: &str, reason: Option<&str>| KernelState {

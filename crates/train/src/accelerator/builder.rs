@@ -12,7 +12,7 @@ use brigade_torch::{
 use brigade_track::Tracker;
 use tch::Device;
 
-use super::sharding::refuse_hook;
+use super::sharding::{refuse_device, refuse_hook};
 use super::{Accelerator, Options};
 use crate::arrangement::{Arrangement, ArrangementOptions};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration, Together};
@@ -609,6 +609,7 @@ impl AcceleratorBuilder {
         let job = &averaged.job;
         let sharded = match sharding {
             Some(sharding) => {
+                refuse_device(&sharding, job.device)?;
                 let sharding = numerics.with_sharding(sharding)?;
                 let experts = tensor.as_ref().map_or(1, |tensor| tensor.expert_ranks());
                 Some(Arc::new(ShardedModels::new(sharding, job.size(), experts)?))

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use brigade_sharding::Sharding;
-use brigade_torch::Result;
+use brigade_torch::{DeviceExt, Error, Result};
+use tch::Device;
 
 use super::Accelerator;
 use crate::gradients::backward::Gradients;
@@ -18,6 +19,7 @@ impl Accelerator {
         options.output = None;
         let sharded = match sharding {
             Some(sharding) => {
+                refuse_device(&sharding, job.device)?;
                 let sharding = options.with_sharding(sharding)?;
                 let experts = self.gradients.tensor.as_ref().map_or(1, |it| it.expert_ranks());
                 Some(Arc::new(ShardedModels::new(sharding, job.size(), experts)?))
@@ -43,6 +45,18 @@ impl Accelerator {
         let gradients = Gradients { scaler, loss_check, sharded, ..self.gradients.clone() };
         Ok(Self { numerics: Arc::new(numerics), gradients, checkpoints, ..self.clone() })
     }
+}
+
+/// Fails for a device on which memory does not come and go while tensors stay, as that of sharded parameters does.
+pub(super) fn refuse_device(sharding: &Sharding, device: Device) -> Result<()> {
+    if device == Device::Cpu || device.has_streams() {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "sharding ({}) is not supported on {}: leave it out, so that each rank has the whole model",
+        sharding.strategy,
+        device.label()
+    )))
 }
 
 /// Fails if a communication hook is set: hooks take whole gradients, which sharded models do not have.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use brigade_rank_env::{StoreEndpoint, StoreHost, World, own_address};
 use brigade_torch::{
-    Backend, CudaUnavailable, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, DeviceExt, Error, GlooDevice,
+    Backend, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, DeviceExt, DeviceUnavailable, Error, GlooDevice,
     Result, Store, TcpStore, inherited_socket, make_products_reproducible,
 };
 use parking_lot::Mutex;
@@ -51,13 +51,15 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
     let (device, missing_gpu) = match device {
         Some(device) if cpu && device != Device::Cpu => {
             return Err(Error::invalid_argument(format!(
-                "the options `cpu(true)` and `device({device:?})` contradict each other"
+                "the options `cpu(true)` and `device({})` contradict each other",
+                device.label()
             )));
         }
         Some(device) => (device, None),
         None if cpu || cpu_is_requested()? => (Device::Cpu, None),
         None => choose_device(&world),
     };
+    device.load()?;
     // Must precede everything that uses the current device: threads start with device 0.
     device.make_current()?;
     // Autograd's nodes and the reducer's hooks stay on the stream on which they were made, and a step can only be
@@ -76,7 +78,10 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
                 )));
             }
             (Some(backend), ..) => backend,
-            (None, _, Some((kind, _))) => kind.default_backend(),
+            (None, _, Some((kind, _))) => match kind.default_backend() {
+                Backend::Gloo(_) => Backend::Gloo(listens.clone()),
+                backend => backend,
+            },
             (None, _, None) => Backend::Gloo(listens.clone()),
         };
         let (attempt, store) = match store {
@@ -134,13 +139,13 @@ pub(crate) fn cpu_is_requested() -> Result<bool> {
     }
 }
 
-/// Returns a GPU if there is one, else the CPU, with the reason why a program that was built for GPUs has none.
-fn choose_device(world: &World) -> (Device, Option<CudaUnavailable>) {
+/// Returns a GPU or TPU if there is one, else the CPU, with the reason why a program that was built for one has none.
+fn choose_device(world: &World) -> (Device, Option<DeviceUnavailable>) {
     let mut missing = None;
     for kind in DEVICE_KINDS {
         match kind.devices() {
             Ok(devices) => return (kind.device(world.local_rank.as_usize() % devices), None),
-            Err(CudaUnavailable::NotCompiled) => {}
+            Err(reason) if reason.is_not_compiled() => {}
             Err(reason) => missing = missing.or(Some(reason)),
         }
     }

@@ -78,7 +78,8 @@ where
     }
     let device = processes.device();
     let (rank, label) = (processes.process_index(), device.label());
-    if device.device_kind().is_none() || dataset.device() == device {
+    // Other devices do not report their free memory.
+    if !device.has_streams() || dataset.device() == device {
         return Ok(dataset);
     }
     let (bytes, free) = (dataset.bytes(), free_memory(device)?);

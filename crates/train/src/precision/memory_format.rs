@@ -24,7 +24,7 @@ impl Facts {
         self.convolutions
             && match self.device {
                 Device::Cpu => self.onednn && (short || self.kind == Kind::Float),
-                device if device.device_kind().is_some() => short,
+                device if device.has_streams() => short,
                 _ => false,
             }
     }

@@ -134,7 +134,7 @@ pub(crate) fn profile<R>(
         ));
     }
     let recorded = ProfilerOptions {
-        cuda: processes.device().device_kind().is_some(),
+        cuda: processes.device().has_streams(),
         shapes: options.shapes || options.flops,
         memory: options.memory,
         flops: options.flops,

@@ -76,6 +76,10 @@ impl Fixture {
             .args(["-c", include_str!("wheels.py")])
             .arg(self.wheels())
             .arg(version)
+            .arg(concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/../crates/libtorch-setup/src/pins/x86_64.json"
+            ))
             .output()
             .unwrap();
         assert!(pins.status.success(), "{}", String::from_utf8_lossy(&pins.stderr));
@@ -109,9 +113,18 @@ impl Fixture {
     }
 
     pub(crate) fn setup(&self) -> Setup<'_> {
+        self.xtask(&["setup"])
+    }
+
+    /// Returns the command `cargo xtask install tpu` for a libtorch of the user's.
+    pub(crate) fn install_tpu(&self, libtorch: &Path) -> Setup<'_> {
+        self.xtask(&["install", "tpu"]).env("LIBTORCH", libtorch)
+    }
+
+    fn xtask(&self, arguments: &[&str]) -> Setup<'_> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
         command
-            .arg("setup")
+            .args(arguments)
             .arg("--pins")
             .arg(self.pins())
             .env("XDG_CACHE_HOME", self.folder.path().join("cache"))
@@ -153,18 +166,40 @@ impl Fixture {
         files
     }
 
+    /// Returns the pinned version of TorchTPU.
+    pub(crate) fn torch_tpu_version(&self) -> String {
+        let text = fs::read_to_string(self.pins()).unwrap();
+        let backend = &text[text.find("\"backend\"").unwrap()..];
+        let version = backend.split("\"version\": \"").nth(1).unwrap();
+        version.split('"').next().unwrap().to_owned()
+    }
+
+    /// Returns the folder of TorchTPU in the cache.
+    pub(crate) fn torch_tpu(&self) -> PathBuf {
+        self.folder.path().join("cache/brigade/tpu").join(self.torch_tpu_version())
+    }
+
+    /// Returns the content of TorchTPU's cache without its lock, sorted.
+    pub(crate) fn in_tpu_cache(&self) -> Vec<String> {
+        names_in(&self.folder.path().join("cache/brigade/tpu"))
+    }
+
     /// Returns the content of the cache without its lock, sorted.
     pub(crate) fn in_cache(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.cache()) else { return Vec::new() };
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<String> = names.filter(|it| it != "lock").collect();
-        names.sort();
-        names
+        names_in(&self.cache())
     }
 
     pub(crate) fn installs_nothing(&self) {
         assert_eq!(self.in_cache(), Vec::<String>::new());
     }
+}
+
+fn names_in(cache: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(cache) else { return Vec::new() };
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|it| it != "lock").collect();
+    names.sort();
+    names
 }
 
 fn fill_libtorch(folder: &Path) {
@@ -340,5 +375,6 @@ const OUTER_VARIABLES: &[&str] = &[
     "PIP_INDEX_URL",
     "PYTHONPATH",
     "RUSTDOCFLAGS",
+    "TPU_LIBRARY_PATH",
     "VIRTUAL_ENV",
 ];

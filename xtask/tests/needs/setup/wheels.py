@@ -1,6 +1,6 @@
 """Makes tiny wheels for the tests of setup, and prints the pins that fit them.
 
-Arguments: the folder for the wheels, and libtorch's version.
+Arguments: the folder for the wheels, libtorch's version, and the file of the real pins.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import os
 import sys
 import zipfile
 
-folder, version = sys.argv[1:]
+folder, version, pinned = sys.argv[1:]
 os.makedirs(folder, exist_ok=True)
 
 
@@ -59,7 +59,36 @@ runtime = wheel(
     {"nvidia/cu13/lib/libcudart.so.13": "cudart", "nvidia/cu13/include/cuda.h": "// cuda\n"},
     ["nvidia/cu13/lib/libcudart.so.13"],
 )
+# The versions are those of the pins, with which the tests look for the result.
+with open(pinned) as source:
+    real = json.load(source)["tpu"]
+backend = wheel(
+    "torch-tpu",
+    real["backend"]["version"],
+    "cp311-cp311-manylinux_2_31_x86_64",
+    {
+        "torch_tpu/csrc/common/libxla_base.so": "base",
+        "torch_tpu/csrc/common/glue_2_13_0/libpywrap_2_13_0_common.so": "glue",
+        "torch_tpu/__init__.py": "python",
+    },
+    ["torch_tpu/csrc/common/libxla_base.so", "torch_tpu/csrc/common/glue_2_13_0/*"],
+)
+plugin_cpu = wheel(
+    real["plugin_cpu"]["package"],
+    real["plugin_cpu"]["version"],
+    "py3-none-manylinux_2_27_x86_64",
+    {"lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so": "cpu"},
+    ["lammps_jax_pjrt_cpu/*"],
+)
+plugin_tpu = wheel(
+    real["plugin_tpu"]["package"],
+    real["plugin_tpu"]["version"],
+    "cp311-cp311-manylinux_2_31_x86_64",
+    {"libtpu/libtpu.so": "tpu"},
+    ["libtpu/libtpu.so"],
+)
+tpu = {"libtorch": ["2.13.0"], "backend": backend, "plugin_cpu": plugin_cpu, "plugin_tpu": plugin_tpu}
 cuda_torch = dict(torch, keep=torch["keep"][:2] + ["torch/lib/*", "*.dist-info/licenses/*"])
 cuda_runtime = dict(runtime, keep=runtime["keep"] + ["nvidia/cu13/include/*"])
-pins = {"python": "311", "cpu": [torch, runtime], "cuda": [cuda_torch, cuda_runtime]}
+pins = {"python": "311", "cpu": [torch, runtime], "cuda": [cuda_torch, cuda_runtime], "tpu": tpu}
 print(json.dumps(pins))

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 
-use brigade_hardware::{NearNic, nearest};
+use brigade_hardware::{NearNic, Vendor, nearest};
 use brigade_launch::{
     Assignment, ChosenPorts, Device, LaunchPlan, LogFolder, NodeRange, RendezvousMode,
 };
@@ -76,9 +76,10 @@ impl Here<'_> {
     }
 
     fn ranks(&self) -> Vec<Rank> {
-        let mut gpus = self.plan.devices().into_iter();
+        let (kind, gpus) = self.plan.devices();
+        let mut gpus = gpus.into_iter();
         let mut rank = |local_rank: usize| {
-            let gpu = gpus.next().map(|(device, nics)| RankGpu { device, nics });
+            let gpu = gpus.next().map(|(device, nics)| RankGpu { kind, device, nics });
             Some(Rank { gpu, ..self.rank(local_rank)? })
         };
         (0..self.plan.ranks.len()).filter_map(&mut rank).collect()
@@ -238,6 +239,7 @@ struct Rank {
 
 /// GPU of a rank, with its distances to the network cards.
 struct RankGpu {
+    kind: &'static dyn Vendor,
     device: Device,
     nics: Vec<NearNic>,
 }
@@ -252,15 +254,16 @@ impl RankGpu {
             if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
         let near = nearest(&self.nics);
         let names: Vec<&str> = near.iter().map(|nic| nic.name()).collect();
+        let word = self.kind.device_word();
         match near.first() {
             Some(nic) => {
                 format!(
-                    "on GPU {id}{about}, near {} ({})",
+                    "on {word} {id}{about}, near {} ({})",
                     names.join(" and "),
                     nic.distance.words()
                 )
             }
-            None => format!("on GPU {id}{about}"),
+            None => format!("on {word} {id}{about}"),
         }
     }
 }

@@ -103,8 +103,8 @@ fn devices_and_constructors_that_do_not_fit() {
             learner(&accelerator, mlp).parallel::<Tensor, _>(devices, mlp).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     };
-    refused(&[], "the first device of `parallel` must be the Learner's, Cpu; found []");
-    refused(&[Device::Cuda(0), Device::Cpu], "must be the Learner's, Cpu");
+    refused(&[], "the first device of `parallel` must be the Learner's, cpu; found []");
+    refused(&[Device::Cuda(0), Device::Cpu], "must be the Learner's, cpu; found [cuda:0, cpu]");
     let other =
         |path: &ParamPath<'_>| Sequential::new().add(Linear::new(path / 0, FEATURES, CLASSES));
     let error =

@@ -1,0 +1,321 @@
+// Google's TPUs by TorchTPU, an eager backend for libtorch on the key PrivateUse1, which is loaded when a TPU is first
+// asked for: a program with the feature tpu starts on machines without it, too.
+//
+// tch has no device for PrivateUse1. It shows devices that it does not know as `Device::Mps`, and asks for MPS when it
+// is given that. Nothing registers MPS with libtorch on Linux, so here a fallback of its dispatch key sends all
+// operations that make tensors on MPS to PrivateUse1, and a device guard forwards to that of PrivateUse1.
+#include "brigade-torch/src/bridge.rs.h"
+
+#include "warnings.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Type.h>
+#include <torch/library.h>
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+
+namespace brigade {
+
+namespace {
+
+constexpr auto kTpu = at::kPrivateUse1;
+
+// The reason why the loader has refused a library, with the names of C++ as they are written.
+std::string loader_error() {
+  const char* found = dlerror();
+  std::string text = found == nullptr ? "unknown error of the loader" : found;
+  const auto mangled = text.find("_Z");
+  if (mangled != std::string::npos) {
+    const auto end = text.find_first_of(" ,)", mangled);
+    const auto name = text.substr(mangled, end == std::string::npos ? end : end - mangled);
+    text.replace(mangled, name.size(), c10::demangle(name.c_str()));
+  }
+  return text;
+}
+
+void* open(const std::string& path, int scope) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NODELETE | scope);
+  TORCH_CHECK(library != nullptr, loader_error());
+  return library;
+}
+
+template <typename Function>
+Function* symbol(void* library, const std::string& path, const char* name) {
+  auto* found = reinterpret_cast<Function*>(dlsym(library, name));
+  TORCH_CHECK(found != nullptr, path, " has no function ", c10::demangle(name));
+  return found;
+}
+
+// A file in memory with a library that this program carries, as a path that can be opened. It stays open, since
+// TorchTPU opens the path again.
+std::string carried(rust::Slice<const uint8_t> library) {
+  const int file = memfd_create("brigade-tpu", MFD_CLOEXEC);
+  TORCH_CHECK(file >= 0, "cannot make a file in memory: ", std::strerror(errno));
+  for (size_t written = 0; written < library.size();) {
+    const auto count = write(file, library.data() + written, library.size() - written);
+    TORCH_CHECK(count > 0, "cannot write a file in memory: ", std::strerror(errno));
+    written += static_cast<size_t>(count);
+  }
+  return "/proc/self/fd/" + std::to_string(file);
+}
+
+// Sets a variable, or removes it, for as long as it lives. The environment is that of the whole process: other threads
+// must not read it meanwhile, as with every change of it.
+class Variable {
+ public:
+  Variable(const char* name, const std::optional<std::string>& value) : name_(name) {
+    if (const char* before = std::getenv(name)) {
+      before_ = before;
+    }
+    set(value);
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+  ~Variable() {
+    set(before_);
+  }
+
+ private:
+  void set(const std::optional<std::string>& value) const {
+    value ? setenv(name_, value->c_str(), /*overwrite=*/1) : unsetenv(name_);
+  }
+
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+// absl::Status, which is returned in memory of the caller since it has a destructor. What it may point to is not freed.
+struct Status {
+  static constexpr uintptr_t kOk = 1;
+  uintptr_t value = kOk;
+  ~Status() {}
+};
+
+// Every operation that would make a tensor on MPS makes it on the TPU.
+void on_tpu(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const auto& arguments = operation.schema().arguments();
+  const size_t first = stack->size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = (*stack)[first + i];
+    if (value.isDevice() && value.toDevice().is_mps()) {
+      value = at::Device(kTpu, 0);
+    }
+  }
+  operation.callBoxed(stack);
+}
+
+// Registered from the start, with one device: the engine of autograd starts the threads of all devices with its first
+// backward, which may be one on the CPU before the TPU is loaded.
+struct GuardOfMps final : c10::impl::DeviceGuardImplInterface {
+  // Null until it is loaded.
+  static const c10::impl::DeviceGuardImplInterface* tpu() {
+    return c10::impl::device_guard_impl_registry[static_cast<size_t>(kTpu)].load();
+  }
+  static at::Device in(at::Device device) {
+    return {kTpu, device.has_index() ? device.index() : static_cast<c10::DeviceIndex>(0)};
+  }
+  static at::Device out(at::Device device) {
+    return {at::kMPS, device.index()};
+  }
+  at::DeviceType type() const override {
+    return at::kMPS;
+  }
+  at::Device exchangeDevice(at::Device device) const override {
+    return tpu() == nullptr ? device : out(tpu()->exchangeDevice(in(device)));
+  }
+  at::Device getDevice() const override {
+    return tpu() == nullptr ? at::Device(at::kMPS, 0) : out(tpu()->getDevice());
+  }
+  void setDevice(at::Device device) const override {
+    if (tpu() != nullptr) {
+      tpu()->setDevice(in(device));
+    }
+  }
+  void uncheckedSetDevice(at::Device device) const noexcept override {
+    if (tpu() != nullptr) {
+      tpu()->uncheckedSetDevice(in(device));
+    }
+  }
+  c10::Stream getStream(at::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, out(in(device)));
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return stream;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return 1;
+  }
+};
+
+const c10::impl::DeviceGuardImplRegistrar kGuard(at::kMPS, new GuardOfMps);
+
+// Attention by products and a softmax: TorchTPU's own is a call that only a TPU has.
+at::Tensor plain_attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout,
+    bool causal,
+    std::optional<double> scale,
+    bool grouped) {
+  return std::get<0>(at::_scaled_dot_product_attention_math(
+      query, key, value, mask, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
+}
+
+// The gradient of a convolution's input as a convolution of the output's gradient, undefined where that is not so simple.
+// XLA's compiler for CPUs computes the form that TorchTPU gives it, with a reversed window, a hundred times slower.
+at::Tensor input_gradient(const c10::ArrayRef<c10::IValue> arguments) {
+  const auto gradient = arguments[0].toTensor(), input = arguments[1].toTensor(), weight = arguments[2].toTensor();
+  const auto stride = arguments[4].toIntVector(), padding = arguments[5].toIntVector(),
+             dilation = arguments[6].toIntVector();
+  if (input.dim() != 4 || gradient.numel() == 0 || arguments[7].toBool() || arguments[9].toInt() != 1) {
+    return {};
+  }
+  std::vector<int64_t> outer(2);
+  auto spread = gradient;
+  for (int64_t i = 0; i < 2; ++i) {
+    const int64_t reach = dilation[i] * (weight.size(2 + i) - 1);
+    outer[i] = reach - padding[i];
+    if (outer[i] < 0) {
+      return {};
+    }
+    // Zeros between the rows, and behind the last one for rows of the input that no window begins at.
+    const int64_t rows = input.size(2 + i) + 2 * padding[i] - reach;
+    auto sizes = spread.sizes().vec();
+    sizes[2 + i] *= stride[i];
+    auto padded = spread.unsqueeze(3 + i);
+    std::vector<int64_t> pads(2 * (padded.dim() - 3 - i), 0);
+    pads.back() = stride[i] - 1;
+    spread = at::constant_pad_nd(padded, pads).reshape(sizes).narrow(2 + i, 0, rows);
+  }
+  return at::conv2d(spread, weight.flip({2, 3}).transpose(0, 1), {}, at::IntArrayRef{1, 1}, outer, dilation);
+}
+
+// TorchTPU's own.
+std::optional<c10::SafeKernelFunction>& kept_convolution_backward() {
+  static std::optional<c10::SafeKernelFunction> kept;
+  return kept;
+}
+
+void convolution_backward(
+    const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const size_t count = operation.schema().arguments().size();
+  const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - count, count);
+  auto wanted = arguments[count - 1].toBoolList();
+  at::Tensor own;
+  if (wanted.get(0)) {
+    own = input_gradient(arguments);
+  }
+  if (own.defined()) {
+    wanted = wanted.copy();
+    wanted.set(0, false);
+    stack->back() = wanted;
+  }
+  kept_convolution_backward()->callBoxed(operation, keys, stack);
+  if (own.defined()) {
+    (*stack)[stack->size() - 3] = own;
+  }
+}
+
+// Registrations live as long as the process: their destructors would run after TorchTPU's.
+void register_devices(bool is_libtpu) {
+  using Kind = torch::Library::Kind;
+  static auto* const makers =
+      new torch::Library(Kind::IMPL, "_", c10::DispatchKey::MPS, __FILE__, __LINE__);
+  makers->fallback(torch::CppFunction::makeFromBoxedFunction<&on_tpu>());
+  if (!is_libtpu) {
+    const WarningFilter expected("Overriding a previously registered kernel");
+    const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
+    kept_convolution_backward().emplace(operation.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
+    auto* const convolutions =
+        new torch::Library(Kind::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    convolutions->impl(
+        "convolution_backward", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+    for (const auto key : {c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutogradPrivateUse1}) {
+      auto* const plain = new torch::Library(Kind::IMPL, "aten", key, __FILE__, __LINE__);
+      plain->impl("scaled_dot_product_attention", TORCH_FN(plain_attention));
+    }
+  }
+}
+
+} // namespace
+
+PjrtVersion pjrt_version(rust::Str plugin) {
+  // The beginning of the table, which is the same in all versions.
+  struct Api {
+    size_t size;
+    void* extensions;
+    size_t version_size;
+    void* version_extensions;
+    int32_t major;
+    int32_t minor;
+  };
+  const std::string path(plugin);
+  auto* const get = symbol<const Api*()>(open(path, RTLD_LOCAL), path, "GetPjrtApi");
+  const auto* api = get();
+  TORCH_CHECK(api != nullptr && api->size >= sizeof(Api), path, " gives no table of PJRT's functions");
+  return {api->major, api->minor};
+}
+
+void load_tpu(const TpuFiles& files) {
+  const std::string plugin(files.plugin), glue(files.glue);
+  // A program inside of Python has the real one.
+  const bool has_python = dlopen("libtorch_python.so", RTLD_NOW | RTLD_NOLOAD) != nullptr;
+  std::string wrapper;
+  if (!has_python || files.wraps_plugin) {
+    wrapper = carried(files.carried);
+    void* const library = open(wrapper, has_python ? RTLD_LOCAL : RTLD_GLOBAL);
+    auto* const set =
+        symbol<const char*(const char*)>(library, "the carried library", "brigade_set_pjrt_plugin");
+    if (files.wraps_plugin) {
+      const char* const refused = set(plugin.c_str());
+      TORCH_CHECK(refused == nullptr, plugin, ": ", refused);
+    }
+  }
+  // A rank's messages go by its process group. TorchTPU takes a world size for that of its own, of which it then wants
+  // the topology.
+  std::optional<Variable> alone;
+  if (std::getenv("TORCH_TPU_TOPOLOGY") == nullptr) {
+    alone.emplace("WORLD_SIZE", std::nullopt);
+  }
+  // Its notes on each start are none of the program's; errors are.
+  std::optional<Variable> quiet;
+  if (std::getenv("TF_CPP_MIN_LOG_LEVEL") == nullptr) {
+    quiet.emplace("TF_CPP_MIN_LOG_LEVEL", "2");
+  }
+  // Read when the library is loaded.
+  const Variable path("TPU_LIBRARY_PATH", files.wraps_plugin ? wrapper : plugin);
+  open(std::string(files.base), RTLD_GLOBAL);
+  void* const library = open(glue, RTLD_GLOBAL);
+  auto* const add_hooks = symbol<Status()>(library, glue, "_ZN9torch_tpu11AddTpuHooksEv");
+  c10::register_privateuse1_backend("tpu");
+  const auto added = add_hooks().value;
+  TORCH_CHECK(added == Status::kOk, "TorchTPU refuses its hooks, status ", added);
+  register_devices(/*is_libtpu=*/!files.wraps_plugin);
+  // Starts the plug-in, and compiles and runs a first operation.
+  const auto two = at::ones({2}, at::Device(kTpu, 0)).sum().item<float>();
+  TORCH_CHECK(two == 2, "the first sum on the TPU is ", two, " instead of 2");
+}
+
+void quiet_tpu_reads() {
+  // TorchTPU looks at the gradient of a tensor whose values it copies to the host. Lives as long as the thread.
+  thread_local const WarningFilter filter("The .grad attribute of a Tensor that is not a leaf Tensor");
+}
+
+void synchronize_tpu() {
+  c10::impl::VirtualGuardImpl(kTpu).synchronizeDevice(0);
+}
+
+} // namespace brigade

@@ -1,0 +1,13 @@
+//! Trainings on a TPU, or on what TorchTPU's plug-in has instead, against the same ones on the CPU.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+mod checkpoints;
+mod device;
+mod models;
+mod optimizers;
+mod ranks;
+mod speed;
+mod training;
+
+brigade_test_needs::main!();
