@@ -2,7 +2,7 @@
 
 use brigade_plot::escape_markup;
 use brigade_torch::DeviceExt;
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::numbers::reals;
 use super::table::Table;
@@ -169,7 +169,7 @@ fn kept(length: i64) -> Vec<Option<i64>> {
 
 /// The values of a tensor `[n]`, few of them, as texts.
 fn texts(values: &Tensor) -> Result<Vec<String>, TchError> {
-    let values = values.f_to_device(tch::Device::Cpu)?;
+    let values = values.f_to_device(Device::Cpu)?;
     let reals_of = |values: &Tensor| -> Result<Vec<String>, TchError> {
         Ok(reals(&Vec::<f64>::try_from(&values.f_to_kind(Kind::Double)?.f_contiguous()?)?))
     };
