@@ -28,8 +28,18 @@ fn the_variable_names_the_device() {
     } else {
         assert!(good && text.contains("on Cuda(0) of 2"), "{text}");
     }
-    let (good, text) = run(Some("tpu"));
-    assert!(!good && text.contains("BRIGADE_TEST_DEVICE=tpu: it is cpu, fake or cuda"), "{text}");
+    let (good, text) = run(Some("vulkan"));
+    assert!(
+        !good && text.contains("BRIGADE_TEST_DEVICE=vulkan: it is cpu, fake, cuda or tpu"),
+        "{text}"
+    );
+    if cfg!(not(feature = "tpu")) {
+        let (good, text) = run(Some("tpu"));
+        assert!(
+            !good && text.contains("BRIGADE_TEST_DEVICE=tpu: build with the feature tpu"),
+            "{text}"
+        );
+    }
     if !tch::Cuda::is_available() {
         let (good, text) = run(Some("cuda"));
         assert!(!good && text.contains("xtask setup --cuda"), "{text}");
