@@ -1,5 +1,6 @@
 //! The Learner on a TPU, or on what TorchTPU's plug-in has instead: columns of categories and of numbers.
 
+#![allow(clippy::print_stdout, reason = "what was measured")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use brigade_data::{DataLoader, TensorDataset};

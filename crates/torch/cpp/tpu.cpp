@@ -203,10 +203,38 @@ at::Tensor input_gradient(const c10::ArrayRef<c10::IValue> arguments) {
   return at::conv2d(spread, weight.flip({2, 3}).transpose(0, 1), {}, at::IntArrayRef{1, 1}, outer, dilation);
 }
 
-// TorchTPU's own.
-std::optional<c10::SafeKernelFunction>& kept_convolution_backward() {
-  static std::optional<c10::SafeKernelFunction> kept;
-  return kept;
+// TorchTPU's kernels of operations that have one of ours.
+struct Kept {
+  std::optional<c10::SafeKernelFunction> convolution_backward;
+  std::optional<c10::SafeKernelFunction> native_batch_norm;
+};
+
+Kept& kept() {
+  static Kept kernels;
+  return kernels;
+}
+
+// TorchTPU 0.2.0 leaves the running statistics as they are.
+void native_batch_norm(
+    const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const size_t count = operation.schema().arguments().size();
+  const std::vector<c10::IValue> arguments(stack->end() - count, stack->end());
+  kept().native_batch_norm->callBoxed(operation, keys, stack);
+  if (!arguments[5].toBool() || arguments[3].isNone() || arguments[4].isNone()) {
+    return;
+  }
+  const auto input = arguments[0].toTensor(), mean = arguments[3].toTensor(), variance = arguments[4].toTensor();
+  const double momentum = arguments[6].toDouble(), eps = arguments[7].toDouble();
+  if (!mean.defined() || !variance.defined()) {
+    return;
+  }
+  const auto of_batch = (*stack)[stack->size() - 2].toTensor();
+  const auto inverse_root = (*stack)[stack->size() - 1].toTensor();
+  const auto values = static_cast<double>(input.numel() / input.size(1));
+  const auto unbiased = inverse_root.pow(-2).sub(eps).clamp_min(0).mul(values / (values - 1));
+  // Autograd has saved the statistics, and must not count a change, as it does none by other kernels.
+  mean.variable_data().mul_(1 - momentum).add_(of_batch, momentum);
+  variance.variable_data().mul_(1 - momentum).add_(unbiased, momentum);
 }
 
 void convolution_backward(
@@ -223,7 +251,7 @@ void convolution_backward(
     wanted.set(0, false);
     stack->back() = wanted;
   }
-  kept_convolution_backward()->callBoxed(operation, keys, stack);
+  kept().convolution_backward->callBoxed(operation, keys, stack);
   if (own.defined()) {
     (*stack)[stack->size() - 3] = own;
   }
@@ -235,14 +263,18 @@ void register_devices(bool is_libtpu) {
   static auto* const makers =
       new torch::Library(Kind::IMPL, "_", c10::DispatchKey::MPS, __FILE__, __LINE__);
   makers->fallback(torch::CppFunction::makeFromBoxedFunction<&on_tpu>());
+  const WarningFilter expected("Overriding a previously registered kernel");
+  static auto* const ours =
+      new torch::Library(Kind::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  const auto kernel = [](const char* name) {
+    const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    return operation.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
+  };
+  kept().native_batch_norm.emplace(kernel("aten::native_batch_norm"));
+  ours->impl("native_batch_norm", torch::CppFunction::makeFromBoxedFunction<&native_batch_norm>());
   if (!is_libtpu) {
-    const WarningFilter expected("Overriding a previously registered kernel");
-    const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
-    kept_convolution_backward().emplace(operation.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1));
-    auto* const convolutions =
-        new torch::Library(Kind::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-    convolutions->impl(
-        "convolution_backward", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+    kept().convolution_backward.emplace(kernel("aten::convolution_backward"));
+    ours->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
     for (const auto key : {c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutogradPrivateUse1}) {
       auto* const plain = new torch::Library(Kind::IMPL, "aten", key, __FILE__, __LINE__);
       plain->impl("scaled_dot_product_attention", TORCH_FN(plain_attention));

@@ -1,6 +1,7 @@
 //! Trainings on a TPU, or on what TorchTPU's plug-in has instead, against the same ones on the CPU.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+#![allow(clippy::print_stdout)] // what was measured
 
 mod checkpoints;
 mod device;

@@ -23,7 +23,7 @@ impl Default for Settings {
     }
 }
 
-/// Losses and parameters of a training.
+/// Losses, parameters and buffers of a training.
 pub(crate) struct Outcome {
     pub(crate) losses: Vec<f64>,
     pub(crate) weights: Vec<(String, Tensor)>,
@@ -65,15 +65,15 @@ pub(crate) fn train<M>(
         optimizer.zero_grad()?;
         losses.push(value.f_double_value(&[])?);
     }
-    let weights = model.inner().parameters();
-    let weights = weights.into_iter().map(|it| {
-        assert_eq!(it.tensor.device(), device, "{}", it.name);
-        (it.name, it.tensor.detach().to_device(Device::Cpu).to_kind(Kind::Double))
+    // With the running statistics of batch norms.
+    let weights = model.inner().state_dict().into_iter().map(|(name, tensor)| {
+        assert_eq!(tensor.device(), device, "{name}");
+        (name, tensor.detach().to_device(Device::Cpu).to_kind(Kind::Double))
     });
     Ok(Outcome { losses, weights: weights.collect() })
 }
 
-/// Returns the largest distance of losses and parameters, relative to the largest value of each.
+/// Returns the largest distance of losses, parameters and buffers, relative to the largest value of each.
 pub(crate) fn distance(found: &Outcome, expected: &Outcome) -> f64 {
     let losses = found.losses.iter().zip(&expected.losses);
     let losses = losses.map(|(one, other)| (one - other).abs() / other.abs());
