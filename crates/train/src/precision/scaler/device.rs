@@ -69,8 +69,8 @@ impl DeviceScale {
 }
 
 impl GradScaler {
-    /// Returns the device on which the scale is kept for a loss on this device. `None` for devices without streams, and for scalers of
-    /// a program without an Accelerator.
+    /// Returns the device on which the scale is kept for a loss on this device. `None` for devices without streams, and
+    /// for scalers of a program without an Accelerator.
     pub(super) fn device(&self, of_loss: Device) -> Option<Device> {
         let inner = self.inner.lock();
         let device = inner.job.as_ref()?.device;
