@@ -339,6 +339,14 @@ void load_tpu(const TpuFiles& files) {
   // Starts the plug-in, and compiles and runs a first operation.
   const auto two = at::ones({2}, at::Device(kTpu, 0)).sum().item<float>();
   TORCH_CHECK(two == 2, "the first sum on the TPU is ", two, " instead of 2");
+  // Runs before TorchTPU's destructors, which were registered earlier and crash while work is pending.
+  std::atexit([] {
+    try {
+      synchronize_tpu();
+    } catch (...) {
+      // The process ends: who needed the results has had the error.
+    }
+  });
 }
 
 void quiet_tpu_reads() {

@@ -59,6 +59,7 @@ fn a_model_is_built_there_with_the_values_of_the_cpu() {
 
 #[needs(Tpu)]
 fn memory_of_another_layout_is_refused() {
+    TPU.load().unwrap();
     let sparse = Tensor::eye(3, (Kind::Float, Device::Cpu)).to_sparse(None, None::<i64>, None);
     let error = set_data(&Tensor::ones([3], (Kind::Float, TPU)), &sparse).unwrap_err().to_string();
     assert!(error.contains("tpu:0") && error.contains("not an ordinary dense tensor"), "{error}");
@@ -66,6 +67,7 @@ fn memory_of_another_layout_is_refused() {
 
 #[needs(Tpu)]
 fn an_operation_that_the_backend_lacks_is_named() {
+    TPU.load().unwrap();
     let text = Tensor::ones([3, 3], (Kind::Float, TPU)).f_linalg_eig().unwrap_err().to_string();
     assert!(text.contains("linalg_eig"), "{text}");
 }
