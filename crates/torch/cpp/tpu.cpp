@@ -340,7 +340,12 @@ void load_tpu(const TpuFiles& files) {
   const auto two = at::ones({2}, at::Device(kTpu, 0)).sum().item<float>();
   TORCH_CHECK(two == 2, "the first sum on the TPU is ", two, " instead of 2");
   // Runs before TorchTPU's destructors, which were registered earlier and crash while work is pending.
+  static const pid_t loaded_by = getpid();
   std::atexit([] {
+    // A fork has none of TorchTPU's threads, for which this would wait.
+    if (getpid() != loaded_by) {
+      return;
+    }
     try {
       synchronize_tpu();
     } catch (...) {

@@ -13,7 +13,8 @@ use crate::error::Error;
 #[derive(Debug, Clone, Copy)]
 pub struct Tpu;
 
-/// The TPU of this process, in programs with the feature `tpu`.
+/// The TPU of this process, in programs with the feature `tpu`. An `Accelerator` and a model that is built or moved there
+/// load TorchTPU; a program without them calls [`DeviceExt::load`](super::DeviceExt::load) before its first tensor there.
 ///
 /// ```
 /// use brigade_torch::{DeviceExt, TPU, tpu_compiled};
