@@ -35,23 +35,23 @@ fn project(_rounds: usize) -> Result<Vec<Row>> {
     let install = workspace.timed(&checkout(), "cargo install --path crates/cli")?;
     let new = workspace.timed(workspace.root.path(), "brigade new digits")?;
     let digits = workspace.root.path().join("digits");
-    let first = workspace.timed(&digits, "cargo build --release")?;
-    let train = workspace.timed(&digits, "cargo run --release")?;
+    let first = workspace.timed(&digits, "cargo build")?;
+    let train = workspace.timed(&digits, "cargo run")?;
     replace(&digits.join("src/main.rs"), "128", "256")?;
-    let edit = workspace.timed(&digits, "cargo build --release")?;
-    let two = workspace.timed(&digits, "brigade launch --nproc 2 --release")?;
-    let test = workspace.timed(&digits, "cargo test --release")?;
+    let edit = workspace.timed(&digits, "cargo build")?;
+    let two = workspace.timed(&digits, "brigade launch --nproc 2")?;
+    let test = workspace.timed(&digits, "cargo test")?;
     let hosts = workspace.two_hosts(&digits)?;
     workspace.interrupt_and_resume()?;
 
     Ok(vec![
         row("`cargo install --path crates/cli`", install, None),
         row("`brigade new digits`, libtorch fetched", new, None),
-        row("first `cargo build --release` of the new project", first, Some(180.0)),
-        row("`cargo run --release` then: 10 epochs", train, None),
-        row("`cargo build --release` after an edit of its main.rs", edit, Some(10.0)),
-        row("`brigade launch --nproc 2 --release` then: 10 epochs", two, None),
-        row("`cargo test --release`, first time: a test on two ranks", test, None),
+        row("first `cargo build` of the new project", first, Some(100.0)),
+        row("`cargo run` then: 10 epochs", train, None),
+        row("`cargo build` after an edit of its main.rs", edit, Some(10.0)),
+        row("`brigade launch --nproc 2` then: 10 epochs", two, None),
+        row("`cargo test`, first time: a test on two ranks", test, None),
         row("the same on two hosts, `brigade launch --hosts`: 10 epochs", hosts, None),
     ])
 }
@@ -191,7 +191,7 @@ impl Workspace {
     /// Runs the project's program on two hosts with a shared folder, through ssh.
     fn two_hosts(&self, project: &Path) -> Result<f64> {
         let network = Network::new(2);
-        let line = "brigade launch --hosts node1:1,node2:1 -- target/release/digits";
+        let line = "brigade launch --hosts node1:1,node2:1 -- target/debug/digits";
         let mut command = network.host(0).command_in(project, "sh");
         self.environment(&mut command);
         command.env("BRIGADE_SSH", format!("ssh -F {}", network.ssh_config().display()));
@@ -218,7 +218,7 @@ impl Workspace {
             command.stdout(Stdio::piped());
             command
         };
-        let mut first = launch("brigade launch --nproc 2 --release -- --epochs 300");
+        let mut first = launch("brigade launch --nproc 2 -- --epochs 300");
         let mut first = first.stderr(Stdio::null()).spawn()?;
         let mut printed = BufReader::new(first.stdout.take().context("its output is a pipe")?);
         let mut text = String::new();
@@ -229,7 +229,7 @@ impl Workspace {
         kill(Pid::from_raw(first.id().cast_signed()), Signal::SIGINT)?;
         let status = first.wait()?;
         ensure!(status.code() == Some(130), "after Ctrl-C the launcher ended with {status}");
-        let mut resumed = launch("brigade launch --nproc 2 --release -- --epochs 300 --resume");
+        let mut resumed = launch("brigade launch --nproc 2 -- --epochs 300 --resume");
         let resumed = resumed.output()?;
         let printed = String::from_utf8_lossy(&resumed.stdout);
         let errors = String::from_utf8_lossy(&resumed.stderr);

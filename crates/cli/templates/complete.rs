@@ -2,7 +2,7 @@
 //! accumulation, clipping, a schedule, a tracker, and checkpoints.
 //!
 //! Stopped at any moment and started again with `--resume`, it ends with the same weights, bit for
-//! bit: `brigade launch --nproc 2 --release -- --resume`.
+//! bit: `brigade launch --nproc 2 -- --resume`.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! Trains a small network on handwritten digits.
 //!
-//! `cargo run --release` trains on one process, `brigade launch --nproc 2 --release` on two.
+//! `cargo run` trains on one process, `brigade launch --nproc 2` on two.
 
 use brigade::prelude::*;
 

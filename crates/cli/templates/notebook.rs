@@ -1,6 +1,6 @@
 //! Trains a small convolutional network on handwritten digits.
 //!
-//! `cargo run --release` trains on one process, `brigade launch --nproc 2 --release` on two. The notebook beside
+//! `cargo run` trains on one process, `brigade launch --nproc 2` on two. The notebook beside
 //! `Cargo.toml` launches the same function from a cell.
 
 use brigade::prelude::*;

@@ -1,4 +1,4 @@
-//! Trains a small network on handwritten digits, on one process: `cargo run --release`.
+//! Trains a small network on handwritten digits, on one process: `cargo run`.
 //!
 //! Nothing in it is distributed. `brigade new --template loop` makes the same program for any number
 //! of processes: the difference between the two is what that takes.

@@ -248,9 +248,7 @@ fn other_commands_are_known() {
                     ["cargo", "install", "--locked", "evcxr_jupyter", "--version", version] => {
                         notebook.contains(&format!("\"{version}\""))
                     }
-                    // The same in debug.
-                    ["cargo", "test"] => newcomer.contains("\"cargo test --release\""),
-                    ["cargo", "run", "--release", "--features", "cuda"] => new.contains(command),
+                    ["cargo", "run", "--features", "cuda"] => new.contains(command),
                     ["cargo", ..] => newcomer.contains(&format!("\"{command}\"")),
                     // A test of the packages does this (crates/cli/tests/needs/packages.rs).
                     ["pip", "install", "target/dist/brigade-*_x86_64.whl"] => true,
