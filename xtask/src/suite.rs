@@ -5,6 +5,7 @@
 
 mod changed;
 mod documents;
+mod forks;
 mod missed;
 mod preload;
 mod temporary;
@@ -292,7 +293,9 @@ impl<'a> Run<'a> {
             if env::var_os(THREADS).is_none() {
                 command.env(THREADS, threads().to_string());
             }
-            run.preload.of_tests(&mut command);
+            if run.preload.of_tests(&mut command) {
+                forks::enable(&mut command, &run.reports.path().join("forks"))?;
+            }
             timings::measure_tests(
                 &mut command,
                 &run.measuring,

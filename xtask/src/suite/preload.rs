@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 const LIBRARY: &str = "XTASK_PRELOAD";
 
 /// Variable of the dynamic linker: libraries to load before all others.
-const PRELOAD: &str = "LD_PRELOAD";
+pub(super) const PRELOAD: &str = "LD_PRELOAD";
 
 /// Variable with the name of the only program that the library is for among those that inherit [`PRELOAD`].
 const PROGRAM: &str = "XTASK_PRELOAD_OF";
@@ -35,10 +35,19 @@ impl Preload {
         Self(compiled.is_ok_and(|it| it.success()).then_some(library))
     }
 
-    /// Sets the variable by which `xtask measure` finds the library.
-    pub(super) fn of_tests(&self, runner: &mut Command) {
+    /// Sets the variable by which `xtask measure` finds the library. Returns `false` if there is none.
+    pub(super) fn of_tests(&self, runner: &mut Command) -> bool {
         if let Self(Some(library)) = self {
             runner.env(LIBRARY, library);
+        }
+        self.0.is_some()
+    }
+
+    /// Has a program load the library.
+    #[cfg(test)]
+    pub(super) fn of_a_program(&self, program: &mut Command) {
+        if let Self(Some(library)) = self {
+            program.env(PRELOAD, library);
         }
     }
 

@@ -16,7 +16,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, raise};
 use nix::sys::time::TimeVal;
 
-use super::preload;
+use super::{forks, preload};
 use crate::cargo;
 
 /// Variable with the file for the durations of tests.
@@ -81,17 +81,26 @@ pub(crate) fn measure(command: &[OsString]) -> Result<ExitCode> {
     let started = Instant::now();
     let mut command = Command::new(program);
     preload::preload(command.args(arguments));
+    forks::hide(&mut command);
     let names = (env::var("NEXTEST_BINARY_ID"), env::var("NEXTEST_TEST_NAME"));
     let is_numeric = names.0.as_ref().is_ok_and(|program| program.ends_with("::numeric"));
     if is_numeric && env::var_os(MALLOC).is_none() {
         command.env(MALLOC, "glibc.malloc.hugetlb=1");
     }
-    let status = command.status();
-    let status = status.with_context(|| format!("cannot start {}", program.display()))?;
+    let is_a_test = names.1.is_ok();
+    let forked = if is_a_test { forks::run(&command) } else { None };
+    let (status, processor) = match forked {
+        Some(outcome) => (outcome.status, outcome.processor),
+        None => {
+            let status = command.status();
+            let status = status.with_context(|| format!("cannot start {}", program.display()))?;
+            let usage =
+                getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read processor times")?;
+            (status, duration(usage.user_time()) + duration(usage.system_time()))
+        }
+    };
     let elapsed = started.elapsed();
     if let (Some(file), (Ok(program), Ok(test))) = (env::var_os(TIMES), names) {
-        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read processor times")?;
-        let processor = duration(usage.user_time()) + duration(usage.system_time());
         let line = Timing { program, test, elapsed, processor }.line();
         // One write: tests end concurrently.
         let mut file = File::options().create(true).append(true).open(file)?;
