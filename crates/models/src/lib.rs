@@ -33,6 +33,7 @@ mod hub;
 mod init;
 mod input_channels;
 mod pretrained;
+mod residual;
 mod resnet;
 mod transfer;
 mod transformer;

@@ -3,16 +3,17 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
-    Stages, Unit,
+    Branch, Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module,
+    ParamPath, Stages, Unit,
 };
 use brigade_rank_env::text::counted;
-use brigade_torch::Result;
+use brigade_torch::{ResidualNorm, Result};
 use tch::{Kind, Tensor};
 
 use crate::ImageClassifier;
 use crate::drop_path::DropPath;
 use crate::init::{Redraw, redraw};
+use crate::residual::Residual;
 
 /// A vision transformer (Dosovitskiy et al., 2020): from images `[n, channels, size, size]` to logits
 /// `[n, classes]`.
@@ -254,11 +255,20 @@ impl Module<&Tensor> for VisionTransformerBody {
             let sequence = Tensor::f_cat(&[token, patches], 1)?.f_add(&self.pos_embed)?;
             self.pos_drop.forward(&sequence)
         };
-        let hidden = self.row.run(embedded, |index, hidden| {
-            let block = &self.blocks[index];
-            block.unit.run_on(hidden, |hidden| block.forward(hidden))
+        let mut branch = None;
+        let stream = self.row.run_blocks(embedded, |blocks, stream| {
+            let mut hidden = Residual::new(stream);
+            for block in &self.blocks[blocks] {
+                hidden = block.run(&hidden)?;
+            }
+            if !self.row.is_cut() {
+                // The normalisation behind the blocks adds it.
+                branch = hidden.branch.take();
+            }
+            hidden.join()
         })?;
-        Ok(self.norm.forward(&hidden)?.f_select(1, 0)?)
+        let hidden = Residual { branch, ..Residual::new(stream) };
+        Ok(hidden.layer_norm(&self.norm)?.normed.f_select(1, 0)?)
     }
 }
 
@@ -307,12 +317,23 @@ impl Block {
         [&self.qkv, &self.proj, &self.fc1, &self.fc2]
     }
 
-    fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let attended = self.dropout.forward(&self.attend(&self.norm1.forward(input)?)?)?;
-        let hidden = input.f_add(&self.drop_path.apply(&attended)?)?;
-        let mlp = self.fc1.forward(&self.norm2.forward(&hidden)?)?.f_gelu("none")?;
-        let mlp = self.dropout.forward(&self.fc2.forward(&self.dropout.forward(&mlp)?)?)?;
-        Ok(hidden.f_add(&self.drop_path.apply(&mlp)?)?)
+    fn run(&self, hidden: &Residual) -> Result<Residual> {
+        let (stream, values) = self.unit.run_on(&hidden.stream, |stream| {
+            let branch = hidden.branch.as_ref();
+            let ResidualNorm { stream, normed } = self.norm1.forward_residual(stream, branch)?;
+            let attended = self.branch(&self.attend(&normed)?)?;
+            let ResidualNorm { stream, normed } =
+                self.norm2.forward_residual(&stream, Some(&attended))?;
+            let mlp = self.fc1.forward(&normed)?.f_gelu("none")?;
+            let mlp = self.fc2.forward(&self.dropout.forward(&mlp)?)?;
+            Ok((stream, self.branch(&mlp)?.values))
+        })?;
+        Ok(Residual::with_branch(stream, Branch::new(values)))
+    }
+
+    /// Returns a branch after its dropout, which draws PyTorch's numbers and so is not left to the normalisation.
+    fn branch(&self, values: &Tensor) -> Result<Branch> {
+        Ok(Branch::new(self.drop_path.apply(&self.dropout.forward(values)?)?))
     }
 
     fn attend(&self, input: &Tensor) -> Result<Tensor> {

@@ -29,10 +29,15 @@ struct Hook {
 }
 
 impl Hooks {
+    /// Returns `true` if no layer of the model has a hook.
+    pub(crate) fn is_empty(&self) -> bool {
+        // Relaxed: code that adds a hook has exclusive access to the model.
+        !self.0.any.load(Ordering::Relaxed)
+    }
+
     /// Applies the layer's hooks to its output.
     pub(crate) fn apply(&self, layer: &str, mut output: Tensor) -> Tensor {
-        // Relaxed: code that adds a hook has exclusive access to the model.
-        if !self.0.any.load(Ordering::Relaxed) {
+        if self.is_empty() {
             return output;
         }
         // A copy: a hook may add or remove hooks.

@@ -2,6 +2,7 @@
 
 mod activation;
 mod batch_norm;
+mod branch;
 mod conv;
 mod dropout;
 mod embedding;
@@ -15,6 +16,7 @@ mod rms_norm;
 
 pub use activation::Relu;
 pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
+pub use branch::Branch;
 pub use conv::{Conv2d, Conv2dOptions};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingOptions};

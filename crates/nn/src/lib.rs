@@ -82,7 +82,7 @@ pub use into_model::IntoModel;
 pub use layer_groups::LayerGroups;
 pub use layer_weights::LayerWeights;
 pub use layers::{
-    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Branch, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, ExpertLoad, Experts, ExpertsOptions, Flatten, LayerNorm, LayerNormOptions,
     Linear, LinearOptions, Lstm, LstmOptions, LstmState, MaxPool2d, Relu, RmsNorm, Routing,
     load_balancing_loss, router_z_loss,

@@ -386,6 +386,18 @@ pub(crate) mod ffi {
         count: UniquePtr<Tensor>,
     }
 
+    struct NormResidualOptions {
+        rms: bool,
+        post: bool,
+        eps: f64,
+        dropout: f64,
+    }
+
+    struct ResidualNorm {
+        stream: UniquePtr<Tensor>,
+        normed: UniquePtr<Tensor>,
+    }
+
     struct GpuMath {
         tf32: bool,
         benchmark: bool,
@@ -609,6 +621,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/max_pool.h");
         include!("brigade-torch/cpp/norm.h");
         include!("brigade-torch/cpp/norm_relu.h");
+        include!("brigade-torch/cpp/norm_residual.h");
         include!("brigade-torch/cpp/kernels/prepare.h");
         include!("brigade-torch/cpp/profiler.h");
         include!("brigade-torch/cpp/recompute.h");
@@ -1012,6 +1025,16 @@ pub(crate) mod ffi {
             eps: f64,
             relu: bool,
         ) -> Result<UniquePtr<Tensor>>;
+
+        fn norm_residual(
+            stream: &Tensor,
+            branch: &[TensorRef<'_>],
+            branch_bias: &[TensorRef<'_>],
+            weight: &[TensorRef<'_>],
+            bias: &[TensorRef<'_>],
+            shape: &[i64],
+            options: &NormResidualOptions,
+        ) -> Result<ResidualNorm>;
 
         fn prepare_kernels(gpu: i32, kind: i8) -> Result<Vec<KernelState>>;
 

@@ -93,6 +93,7 @@ mod memory;
 mod memory_format;
 mod missing_ranks;
 mod norm;
+mod norm_residual;
 mod object;
 mod parameters;
 mod profiler;
@@ -160,6 +161,7 @@ pub use memory::{
 };
 pub use memory_format::{channels_last, has_onednn, is_channels_last};
 pub use norm::{BatchNormState, batch_norm, batch_norm_relu, sync_batch_norm};
+pub use norm_residual::{NormResidualOptions, ResidualBranch, ResidualNorm, norm_residual};
 pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use quantized::QuantizedWeight;

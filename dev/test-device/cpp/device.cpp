@@ -200,6 +200,9 @@ std::string in_words(size_t bytes) {
 
 void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
+  if (block->device != kPinned && free_with_graph([block] { free_block(block); })) {
+    return;
+  }
   Lock lock(state().mutex);
   Pool& pool = state().pools[block->device];
   pool.allocated -= block->size;

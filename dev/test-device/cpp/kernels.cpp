@@ -4,6 +4,7 @@
 
 #include "kernels/cross_entropy.h"
 #include "kernels/norm_relu.h"
+#include "kernels/norm_residual.h"
 #include "philox.h"
 
 #include <c10/core/GradMode.h>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -111,6 +113,9 @@ const auto narrow = narrow_pair<c10::BFloat16>;
 namespace norm_relu {
 #include "norm_relu.cu"
 } // namespace norm_relu
+namespace norm_residual {
+#include "norm_residual.cu"
+} // namespace norm_residual
 namespace cross_entropy {
 #include "cross_entropy.cu"
 } // namespace cross_entropy
@@ -125,6 +130,9 @@ const auto narrow = narrow_pair<c10::Half>;
 namespace norm_relu {
 #include "norm_relu.cu"
 } // namespace norm_relu
+namespace norm_residual {
+#include "norm_residual.cu"
+} // namespace norm_residual
 namespace cross_entropy {
 #include "cross_entropy.cu"
 } // namespace cross_entropy
@@ -179,6 +187,13 @@ using Kernels = std::map<std::string, Kernel>;
   {BRIGADE_NAMED(type::cross_entropy, CrossEntropyArguments, cross_entropy),               \
    BRIGADE_NAMED(type::cross_entropy, CrossEntropyArguments, cross_entropy_unaligned)}
 
+#define BRIGADE_NORMED(type, name) BRIGADE_NAMED(type::norm_residual, NormResidualArguments, name)
+#define BRIGADE_NORM_RESIDUAL(type)                                                                      \
+  {BRIGADE_NORMED(type, norm_residual_1),            BRIGADE_NORMED(type, norm_residual_1_backward),     \
+   BRIGADE_NORMED(type, norm_residual_2),            BRIGADE_NORMED(type, norm_residual_2_backward),     \
+   BRIGADE_NORMED(type, norm_residual_any),          BRIGADE_NORMED(type, norm_residual_any_backward),   \
+   BRIGADE_NORMED(type, norm_residual_sums)}
+
 // What dropout keeps of a row, by the function that kernels share: one thread for eight values.
 struct DropoutArguments {
   bool* kept;
@@ -196,17 +211,32 @@ void keep_values(const void* args) {
   }
 }
 
-// The kernels of a file for a type of elements.
-const Kernels& kernels_of(const std::string& file, at::ScalarType type) {
-  static const std::map<std::pair<std::string, at::ScalarType>, Kernels> all{
+using AllKernels = std::map<std::pair<std::string, at::ScalarType>, Kernels>;
+
+const AllKernels& all_kernels() {
+  static const AllKernels all{
       {{"norm_relu", at::kBFloat16}, BRIGADE_NORM_RELU(bfloat16)},
       {{"norm_relu", at::kHalf}, BRIGADE_NORM_RELU(float16)},
+      {{"norm_residual", at::kBFloat16}, BRIGADE_NORM_RESIDUAL(bfloat16)},
+      {{"norm_residual", at::kHalf}, BRIGADE_NORM_RESIDUAL(float16)},
       {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
       {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
       {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
   };
-  return all.at({file, type});
+  return all;
 }
+
+// The kernels of a file for a type of elements.
+const Kernels& kernels_of(const std::string& file, at::ScalarType type) {
+  return all_kernels().at({file, type});
+}
+
+bool has_kernels(const std::string& file, at::ScalarType type) {
+  return all_kernels().count({file, type}) > 0;
+}
+
+// Launches are entered in the account, and nothing runs.
+std::atomic<bool> only_counted = false;
 
 class Emulated : public kernels::Program {
  public:
@@ -229,6 +259,18 @@ class Emulated : public kernels::Program {
     TORCH_CHECK(shared == 0, name, ": the emulation has no dynamic shared memory");
     TORCH_CHECK(bytes == kernel.bytes, name, ": ", bytes, " bytes of arguments, takes ", kernel.bytes);
     enter_in_account("brigade::" + name, bytes_of_launch(name, blocks, args));
+    if (only_counted) {
+      return;
+    }
+    const std::string copy(static_cast<const char*>(args), bytes);
+    record([name, kernel, blocks, threads, copy] { run(name, kernel, blocks, threads, copy.data()); });
+    run(name, kernel, blocks, threads, args);
+  }
+
+  static void run(
+      const std::string& name, const Kernel& kernel, kernels::Extent blocks, kernels::Extent threads,
+      const void* args) {
+    const unsigned count = threads.x * threads.y;
     Block whole(count);
     {
       std::vector<std::jthread> workers;
@@ -249,45 +291,55 @@ class Emulated : public kernels::Program {
     TORCH_CHECK(whole.failure == nullptr, name, ": ", whole.failure.load());
   }
 
-  // For the account: logits are read once, and their gradient is written.
+  // For the account: what a launch reads and writes of the tensors whose size depends on the rows.
   uint64_t bytes_of_launch(const std::string& name, kernels::Extent blocks, const void* args) const {
-    if (name != "cross_entropy" && name != "cross_entropy_unaligned") {
+    if (name.starts_with("cross_entropy")) {
+      float32::cross_entropy::CrossEntropyArguments a;
+      std::memcpy(&a, args, sizeof(a));
+      return uint64_t{blocks.x} * static_cast<uint64_t>(a.columns) * element_size_ * (a.gradient == nullptr ? 1 : 2);
+    }
+    if (!name.starts_with("norm_residual")) {
       return 0;
     }
-    float32::cross_entropy::CrossEntropyArguments a;
+    bfloat16::norm_residual::NormResidualArguments a;
     std::memcpy(&a, args, sizeof(a));
-    return uint64_t{blocks.x} * static_cast<uint64_t>(a.columns) * element_size_ * (a.gradient == nullptr ? 1 : 2);
+    const auto width = static_cast<uint64_t>(a.width), parts = static_cast<uint64_t>(a.parts);
+    const uint64_t part_bytes = parts * 3 * width * sizeof(float);
+    if (name == "norm_residual_sums") {
+      return part_bytes;
+    }
+    const auto size = [](const void* tensor, uint64_t bytes) { return tensor == nullptr ? 0 : bytes; };
+    const bool is_backward = name.ends_with("_backward");
+    const uint64_t of_value = is_backward
+        ? size(a.dnormed, element_size_) + size(a.dnormed_float, sizeof(float)) + sizeof(float) +
+            size(a.dsum, sizeof(float)) + sizeof(float) + size(a.dbranch, element_size_)
+        : sizeof(float) + size(a.branch, element_size_ + sizeof(float)) + size(a.normed, element_size_) +
+            size(a.normed_float, sizeof(float));
+    return static_cast<uint64_t>(a.rows) * width * of_value + (is_backward ? part_bytes : 0);
   }
 
   const Kernels kernels_;
   const uint64_t element_size_ = 0;
 };
 
-// Kernels of the cross-entropy, for GPUs made of host memory.
+// The kernels that operations on GPUs made of host memory call.
 kernels::Program* emulated_program(const char* file, c10::ScalarType type) {
-  static Emulated bfloat16("cross_entropy", at::kBFloat16);
-  static Emulated float16("cross_entropy", at::kHalf);
-  static Emulated float32("cross_entropy", at::kFloat);
-  if (std::string(file) != "cross_entropy") {
+  static std::map<std::pair<std::string, c10::ScalarType>, Emulated> programs;
+  static std::mutex mutex;
+  const std::pair<std::string, c10::ScalarType> key{file, type};
+  if (key.first == "norm_relu" || !has_kernels(file, type)) {
     return nullptr;
   }
-  switch (type) {
-    case at::kBFloat16:
-      return &bfloat16;
-    case at::kHalf:
-      return &float16;
-    case at::kFloat:
-      return &float32;
-    default:
-      return nullptr;
-  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  return &programs.try_emplace(key, file, type).first->second;
 }
 
 } // namespace
 
 extern "C" {
 
-void fake_gpu_emulate_kernels(bool on) {
+void fake_gpu_emulate_kernels(bool on, bool count_only) {
+  only_counted = on && count_only;
   kernels::set_program_source(on ? emulated_program : nullptr);
 }
 

@@ -213,6 +213,16 @@ struct Graph {
   std::vector<c10::Storage> made;
   at::Generator generator_before;
   bool invalid = false;
+  std::vector<std::function<void()>> frees;
+
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() {
+    for (const auto& free : frees) {
+      free();
+    }
+  }
 };
 
 std::recursive_mutex graph_mutex;
@@ -234,13 +244,6 @@ void remember(const Tensor& tensor) {
   if (captured->known.insert(storage.unsafeGetStorageImpl()).second) {
     captured->before.emplace_back(
         storage, std::string(static_cast<const char*>(storage.data()), storage.nbytes()));
-  }
-}
-
-void record(std::function<void()> node) {
-  std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-  if (Graph* captured = capture_of_stream()) {
-    captured->nodes.push_back(std::move(node));
   }
 }
 
@@ -826,6 +829,22 @@ bool capturing() {
 bool capturing(DeviceIndex device) {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
   return capture != nullptr && capture->device == device && capture_of_stream() != nullptr;
+}
+
+void record(std::function<void()> node) {
+  std::lock_guard<std::recursive_mutex> lock(graph_mutex);
+  if (Graph* captured = capture_of_stream()) {
+    captured->nodes.push_back(std::move(node));
+  }
+}
+
+bool free_with_graph(std::function<void()> free) {
+  std::lock_guard<std::recursive_mutex> lock(graph_mutex);
+  Graph* captured = capture_of_stream();
+  if (captured != nullptr) {
+    captured->frees.push_back(std::move(free));
+  }
+  return captured != nullptr;
 }
 
 void invalidate_capture() {

@@ -143,18 +143,28 @@ pub fn kept_by_dropout(
     Ok(outputs)
 }
 
-/// Runs the function while operations on GPUs made of host memory call the kernels of the cross-entropy, which are
-/// emulated: a thread for each one of a block. Without it they call libtorch's operators, as on a GPU without NVRTC.
+/// Runs the function while operations on GPUs made of host memory call Brigade's kernels, which are emulated: a thread
+/// for each one of a block. Without it they call libtorch's operators, as on a GPU without NVRTC, and so do batch
+/// normalisations.
 pub fn emulated<R>(function: impl FnOnce() -> R) -> R {
+    with_kernels(false, function)
+}
+
+/// Does the same as [`emulated`] for accounts: launches are counted, and nothing runs. Their results have no values.
+pub fn counted<R>(function: impl FnOnce() -> R) -> R {
+    with_kernels(true, function)
+}
+
+fn with_kernels<R>(count_only: bool, function: impl FnOnce() -> R) -> R {
     struct Off;
     impl Drop for Off {
         fn drop(&mut self) {
-            // SAFETY: takes a Boolean.
-            unsafe { ffi::fake_gpu_emulate_kernels(false) };
+            // SAFETY: takes Booleans.
+            unsafe { ffi::fake_gpu_emulate_kernels(false, false) };
         }
     }
-    // SAFETY: takes a Boolean.
-    unsafe { ffi::fake_gpu_emulate_kernels(true) };
+    // SAFETY: takes Booleans.
+    unsafe { ffi::fake_gpu_emulate_kernels(true, count_only) };
     let _off = Off;
     function()
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use brigade_nn::{ParamPath, Stages, TensorRegion, Training, Unit};
+use brigade_nn::{Branch, ParamPath, Stages, TensorRegion, Training, Unit};
 use brigade_torch::{Result, grad_enabled, try_recomputed};
 use parking_lot::Mutex;
 use tch::Tensor;
@@ -11,25 +11,26 @@ use tch::Tensor;
 use super::KeyValueCache;
 use super::attention::Shared;
 use super::cache::LayerCache;
+use crate::residual::Residual;
 
 /// Layer of a transformer.
 pub(super) trait Block: Send + 'static {
-    /// Computes the next hidden states from hidden states `[batch, tokens, width]`.
+    /// Computes the next hidden states.
     fn forward(
         &self,
-        hidden: &Tensor,
+        hidden: &Residual,
         shared: &Shared,
         cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor>;
+    ) -> Result<Residual>;
 
     /// Does the same as [`Self::forward`]. Also returns the logits of the layer's router, if it has one: those of the
     /// whole sequence, on every rank of a tensor group.
     fn forward_routed(
         &self,
-        hidden: &Tensor,
+        hidden: &Residual,
         shared: &Shared,
         cache: Option<&mut LayerCache>,
-    ) -> Result<(Tensor, Option<Tensor>)> {
+    ) -> Result<(Residual, Option<Tensor>)> {
         Ok((self.forward(hidden, shared, cache)?, None))
     }
 }
@@ -76,25 +77,30 @@ impl<B: Block> Blocks<B> {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        Ok(self.forward_routed(first, shared, cache, seen)?.0)
+        self.forward_routed(first, shared, cache, seen)?.0.join()
     }
 
-    /// Does the same as [`Self::forward`]. Also returns the logits of the blocks' routers, if they have one.
+    /// Does the same as [`Self::forward`], but leaves the last branch to the normalisation behind the blocks. Also
+    /// returns the logits of the blocks' routers, if they have one.
     pub(super) fn forward_routed(
         &self,
         first: impl FnOnce() -> Result<Tensor>,
         shared: &Shared,
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        let mut routers = Vec::new();
-        let hidden = self.row.run_blocks(first, |blocks, hidden| {
+    ) -> Result<(Residual, Vec<Tensor>)> {
+        let (mut routers, mut branch) = (Vec::new(), None);
+        let stream = self.row.run_blocks(first, |blocks, hidden| {
             if !self.in_parts(cache.as_deref()) {
-                return self.run(blocks, hidden, shared, cache, seen, &mut routers);
+                let mut hidden = self.run(blocks, hidden, shared, cache, seen, &mut routers)?;
+                if !self.is_cut() {
+                    branch = hidden.branch.take();
+                }
+                return hidden.join();
             }
             self.region.over_sequence(hidden, |part| {
                 let device = part.device();
-                let run = || self.run(blocks, part, shared, None, seen, &mut routers);
+                let run = || self.run(blocks, part, shared, None, seen, &mut routers)?.join();
                 if self.draws && self.training.is_on() {
                     self.region.with_own_random_numbers(device, run)
                 } else {
@@ -102,7 +108,7 @@ impl<B: Block> Blocks<B> {
                 }
             })
         })?;
-        Ok((hidden, routers))
+        Ok((Residual { branch, ..Residual::new(stream) }, routers))
     }
 
     /// Returns `true` if each rank of a tensor group has a part of the sequence: not of tokens that follow cached ones,
@@ -115,41 +121,62 @@ impl<B: Block> Blocks<B> {
     fn run(
         &self,
         blocks: Range<usize>,
-        mut hidden: Tensor,
+        hidden: Tensor,
         shared: &Shared,
         mut cache: Option<&mut KeyValueCache>,
         mut seen: Option<&mut Vec<Tensor>>,
         routers: &mut Vec<Tensor>,
-    ) -> Result<Tensor> {
+    ) -> Result<Residual> {
         let in_parts = self.in_parts(cache.as_deref());
+        let mut hidden = Residual::new(hidden);
         let mut shared = shared.shallow_clone();
         for index in blocks {
             let (block, unit) = (&self.blocks[index], &self.units[index]);
-            if let Some(device) = unit.device().filter(|&device| device != hidden.device()) {
-                hidden = hidden.f_to_device(device)?;
+            let device = unit.device().filter(|&device| device != hidden.stream.device());
+            if let Some(device) = device {
+                hidden = Residual::new(hidden.join()?.f_to_device(device)?);
             }
-            shared.move_to(hidden.device())?;
+            shared.move_to(hidden.stream.device())?;
             let shared = &shared;
             if let Some(seen) = &mut seen {
-                let own = || self.region.whole_sequence(&hidden);
+                if hidden.branch.is_some() {
+                    hidden = Residual::new(hidden.join()?);
+                }
+                let own = || self.region.whole_sequence(&hidden.stream);
                 let own = if in_parts { self.region.in_sequence_region(own)? } else { own()? };
                 seen.push(shared.part.gather(&own, 1)?);
             }
             let layer = cache.as_deref_mut().map(|cache| cache.layer(index));
-            let (next, router) = unit.run(|| {
-                if self.recompute && layer.is_none() && grad_enabled() {
+            let recompute = self.recompute && layer.is_none() && grad_enabled();
+            if recompute {
+                // One tensor is kept for each block.
+                hidden = Residual::new(hidden.join()?);
+            }
+            // What the unit's outputs are not made of.
+            let mut dropout = 0.0;
+            let (stream, branch, normed, router) = unit.run(|| {
+                let (next, router) = if recompute {
                     let (block, shared) = (Arc::clone(block), shared.shallow_clone());
                     let region = self.region.clone();
-                    try_recomputed(&[&hidden], move |inputs| {
-                        let compute = || block.lock().forward_routed(&inputs[0], &shared, None);
+                    try_recomputed(&[&hidden.stream], move |inputs| {
+                        let input = Residual::new(inputs[0].shallow_clone());
+                        let compute = || {
+                            let (next, router) =
+                                block.lock().forward_routed(&input, &shared, None)?;
+                            Ok((Residual::new(next.join()?), router))
+                        };
                         if in_parts { region.in_sequence_region(compute) } else { compute() }
                     })?
                 } else {
                     let compute = || block.lock().forward_routed(&hidden, shared, layer);
                     if in_parts { self.region.in_sequence_region(compute) } else { compute() }
-                }
+                }?;
+                let Residual { stream, branch, normed } = next;
+                dropout = branch.as_ref().map_or(0.0, |it| it.dropout);
+                Ok((stream, branch.map(|it| it.values), normed, router))
             })?;
-            hidden = next;
+            let branch = branch.map(|values| Branch { values, dropout });
+            hidden = Residual { stream, branch, normed };
             routers.extend(router);
         }
         Ok(hidden)

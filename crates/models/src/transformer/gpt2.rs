@@ -3,11 +3,11 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    ContextPart, Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module, ParamPath,
-    TensorParallelPlan, Training,
+    Branch, ContextPart, Dropout, Embedding, LayerGroups, LayerNorm, LayerNormOptions, Module,
+    ParamPath, TensorParallelPlan, Training,
 };
 use brigade_sharding::{Heads, Inference, TensorPlan};
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, ResidualNorm, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
@@ -22,6 +22,7 @@ use super::conv1d::Conv1D;
 use super::{KeyValueCache, Tokens, Transformer, config, full_name};
 use crate::Activation;
 use crate::init::{Redraw, redraw};
+use crate::residual::Residual;
 
 /// Options of a [`Gpt2`], under the names of transformers' `GPT2Config`. The defaults are those of the small model with
 /// 124 million parameters.
@@ -209,8 +210,8 @@ impl Gpt2 {
                 }
                 self.drop.forward(&hidden)
             };
-            let hidden = self.h.forward(embedded, &shared, cache, seen)?;
-            self.ln_f.forward(&hidden)
+            let (hidden, _) = self.h.forward_routed(embedded, &shared, cache, seen)?;
+            Ok(hidden.layer_norm(&self.ln_f)?.normed)
         })?;
         Ok((hidden, shared.part))
     }
@@ -393,7 +394,7 @@ impl Gpt2Block {
         input: &Tensor,
         shared: &Shared,
         cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
+    ) -> Result<Branch> {
         let parts = self.c_attn.forward(input)?.f_split(self.c_attn.outputs() / 3, -1)?;
         let [queries, keys, values] = parts.as_slice() else {
             return Err(Error::invalid_argument("attention needs queries, keys and values"));
@@ -413,23 +414,24 @@ impl Gpt2Block {
             Some(self.scale),
             &self.heads.region,
         )?;
-        self.resid_dropout.forward(&self.c_proj.forward(&attended)?)
+        self.resid_dropout.branch(self.c_proj.forward(&attended)?)
     }
 }
 
 impl Block for Gpt2Block {
     fn forward(
         &self,
-        hidden: &Tensor,
+        hidden: &Residual,
         shared: &Shared,
         cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
-        let attended = self.attend(&self.ln_1.forward(hidden)?, shared, cache)?;
-        let hidden = attended.f_add(hidden)?;
-        let inner = self.c_fc.forward(&self.ln_2.forward(&hidden)?)?;
+    ) -> Result<Residual> {
+        let ResidualNorm { stream, normed } = hidden.layer_norm(&self.ln_1)?;
+        let attended = self.attend(&normed, shared, cache)?;
+        let ResidualNorm { stream, normed } =
+            self.ln_2.forward_residual(&stream, Some(&attended))?;
+        let inner = self.c_fc.forward(&normed)?;
         let added = self.mlp_c_proj.forward_activated(&inner, self.activation)?;
-        let added = self.mlp_dropout.forward(&added)?;
-        Ok(hidden.f_add(&added)?)
+        Ok(Residual::with_branch(stream, self.mlp_dropout.branch(added)?))
     }
 }
 

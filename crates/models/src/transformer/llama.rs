@@ -123,7 +123,8 @@ impl Llama {
             let kind = self.embed_tokens.weight().kind();
             let rotation = Some(self.rotary.at(&own.positions, kind)?);
             let shared = Shared { mask: own.mask, rotation, part: part.clone() };
-            self.norm.forward(&self.layers.forward(embedded, &shared, cache, seen)?)
+            let (hidden, _) = self.layers.forward_routed(embedded, &shared, cache, seen)?;
+            Ok(hidden.rms_norm(&self.norm)?.normed)
         })?;
         Ok((hidden, part))
     }

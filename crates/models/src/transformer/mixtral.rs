@@ -174,7 +174,7 @@ impl Mixtral {
             let rotation = Some(self.rotary.at(&own.positions, kind)?);
             let shared = Shared { mask, rotation, part: part.clone() };
             let (hidden, routers) = self.layers.forward_routed(embedded, &shared, cache, seen)?;
-            Ok((self.norm.forward(&hidden)?, routers))
+            Ok((hidden.rms_norm(&self.norm)?.normed, routers))
         })?;
         Ok(OwnStates { hidden, routers, part })
     }

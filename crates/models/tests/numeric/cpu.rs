@@ -10,6 +10,7 @@ mod golden;
 mod messages;
 mod pipeline;
 mod pretrained_memory;
+mod residual_kernels;
 mod resnet;
 mod sharded;
 mod tensor_parallel;

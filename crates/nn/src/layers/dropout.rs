@@ -5,6 +5,7 @@ use std::borrow::Borrow;
 use brigade_torch::{Result, dropout};
 use tch::Tensor;
 
+use super::branch::Branch;
 use crate::layer_context::LayerContext;
 use crate::{Module, ParamPath, Training};
 
@@ -50,6 +51,49 @@ impl Dropout {
     /// mask for the backward, but drops other values than PyTorch for the same seed.
     pub fn maskless<'a>(path: impl Borrow<ParamPath<'a>>, probability: f64) -> Self {
         Self { maskless: true, ..Self::new(path, probability) }
+    }
+}
+
+impl Dropout {
+    /// Returns a branch of a residual connection after dropout. That of a [maskless](Dropout::maskless) layer is left to
+    /// what adds the branch to the stream, which can do both in one pass.
+    ///
+    /// ```
+    /// use brigade_nn::{Dropout, LayerNorm, Model, Module, ParamPath};
+    /// use brigade_torch::Result;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// struct Block { dropout: Dropout, norm: LayerNorm }
+    /// impl Block {
+    ///     fn new(path: &ParamPath<'_>) -> Self {
+    ///         let dropout = Dropout::maskless(path / "dropout", 0.1);
+    ///         Self { dropout, norm: LayerNorm::new(path / "norm", &[8]) }
+    ///     }
+    /// }
+    /// impl Module<&Tensor> for Block {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, stream: &Tensor) -> Result<Tensor> {
+    ///         let branch = self.dropout.branch(stream.f_gelu("none")?)?;
+    ///         Ok(self.norm.forward_residual(stream, Some(&branch))?.normed)
+    ///     }
+    /// }
+    /// let model = Model::new(|path| Block::new(path))?;
+    /// let stream = Tensor::randn([2, 8], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&stream)?.size(), [2, 8]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error of libtorch with the layer's name.
+    pub fn branch(&self, values: Tensor) -> Result<Branch> {
+        if !self.training.is_on() {
+            // In evaluation hooks still see the values.
+            return Ok(Branch::new(self.context.output(values)));
+        }
+        if self.maskless && self.context.hooks.is_empty() {
+            return Ok(Branch { values, dropout: self.probability });
+        }
+        Ok(Branch::new(self.forward(&values)?))
     }
 }
 

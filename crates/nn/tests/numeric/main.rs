@@ -9,5 +9,6 @@ mod layers;
 mod lstm;
 mod model;
 mod own_models;
+mod residual;
 mod seed;
 mod weights;

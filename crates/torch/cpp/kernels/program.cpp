@@ -76,12 +76,14 @@ void set_program_source(ProgramSource source) {
 }
 
 Program* program(const char* file, const at::Tensor& like) {
+  return program(file, like.device(), like.scalar_type());
+}
+
+Program* program(const char* file, c10::Device device, c10::ScalarType type) {
   if (const auto source = program_source.load()) {
-    return like.is_cuda() ? source(file, like.scalar_type()) : nullptr;
+    return device.is_cuda() ? source(file, type) : nullptr;
   }
-  return like.is_cuda() && kHasKernels
-      ? slot_of(file, like.device().index(), like.scalar_type()).program.get()
-      : nullptr;
+  return device.is_cuda() && kHasKernels ? slot_of(file, device.index(), type).program.get() : nullptr;
 }
 
 } // namespace kernels

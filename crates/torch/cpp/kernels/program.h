@@ -40,6 +40,8 @@ class Program {
 // read from the user's cache. Null on a CPU, without the feature cuda, and where such kernels cannot run or are turned off
 // (BRIGADE_FUSED). The first call that returns null for a reason the user may not expect warns.
 Program* program(const char* file, const at::Tensor& like);
+// The same for a device and a type of elements.
+Program* program(const char* file, c10::Device device, c10::ScalarType type);
 
 // Source of a file's kernels for a type of elements; null where there are none.
 using ProgramSource = Program* (*)(const char* file, c10::ScalarType type);

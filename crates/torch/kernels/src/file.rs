@@ -21,6 +21,11 @@ pub static FILES: &[File] = &[
         elements: &Element::ALL,
     },
     File {
+        name: "norm_residual",
+        text: include_str!("../norm_residual.cu"),
+        elements: &[Element::Bfloat16, Element::Float16],
+    },
+    File {
         name: "norm_relu",
         text: include_str!("../norm_relu.cu"),
         elements: &[Element::Bfloat16, Element::Float16],

@@ -15,6 +15,7 @@ mod linear;
 mod lists;
 mod max_pool;
 mod norm_relu;
+mod norm_residual;
 mod regions;
 #[path = "../common/rendezvous.rs"]
 #[allow(dead_code, reason = "the other tests use the rest of it")]

@@ -1,7 +1,7 @@
 //! Layer of BERT.
 
 use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Training};
-use brigade_torch::Result;
+use brigade_torch::{ResidualNorm, Result};
 use tch::Tensor;
 
 use super::super::attention::{OwnHeads, Shared, attend, split_heads};
@@ -9,6 +9,7 @@ use super::super::blocks::Block;
 use super::super::cache::LayerCache;
 use super::{BertOptions, norm};
 use crate::Activation;
+use crate::residual::Residual;
 
 /// Attention and a feed-forward layer, each with a residual connection and followed by a normalisation.
 #[derive(Debug)]
@@ -84,19 +85,22 @@ impl BertLayer {
 impl Block for BertLayer {
     fn forward(
         &self,
-        hidden: &Tensor,
+        hidden: &Residual,
         shared: &Shared,
         _cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
-        let attended = self.attention_dense.forward(&self.attend(hidden, shared)?)?;
-        let attended = self.attention_dropout.forward(&attended)?.f_add(hidden)?;
-        let attended = self.attention_norm.forward(&attended)?;
-        let inner = self.intermediate.forward(&attended)?;
+    ) -> Result<Residual> {
+        let attended = self.attention_dense.forward(&self.attend(hidden.input(), shared)?)?;
+        let attended = self.attention_dropout.branch(attended)?;
+        let ResidualNorm { stream, normed } =
+            self.attention_norm.forward_post_residual(&hidden.stream, Some(&attended))?;
+        let inner = self.intermediate.forward(&normed)?;
         let output = match self.activation.gelu_approximation() {
             Some(approximate) => self.output_dense.forward_gelu(&inner, approximate)?,
             None => self.output_dense.forward(&self.activation.apply(&inner)?)?,
         };
-        let added = self.output_dropout.forward(&output)?;
-        self.output_norm.forward(&added.f_add(&attended)?)
+        let added = self.output_dropout.branch(output)?;
+        let ResidualNorm { stream, normed } =
+            self.output_norm.forward_post_residual(&stream, Some(&added))?;
+        Ok(Residual { normed: Some(normed), ..Residual::new(stream) })
     }
 }

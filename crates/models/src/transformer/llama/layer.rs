@@ -1,8 +1,7 @@
 //! Layer of Llama.
 
-use brigade_nn::{Linear, LinearOptions, Module, ParamPath, RmsNorm};
-use brigade_torch::Result;
-use tch::Tensor;
+use brigade_nn::{Branch, Linear, LinearOptions, Module, ParamPath, RmsNorm};
+use brigade_torch::{ResidualNorm, Result};
 
 use super::super::attention::Shared;
 use super::super::blocks::Block;
@@ -10,6 +9,7 @@ use super::super::cache::LayerCache;
 use super::super::rotated_attention::RotatedAttention;
 use super::LlamaOptions;
 use crate::Activation;
+use crate::residual::Residual;
 
 /// Attention and a gated feed-forward layer, each after a normalisation and with a residual connection.
 #[derive(Debug)]
@@ -58,20 +58,20 @@ impl LlamaLayer {
 impl Block for LlamaLayer {
     fn forward(
         &self,
-        hidden: &Tensor,
+        hidden: &Residual,
         shared: &Shared,
         cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
-        let input = self.input_layernorm.forward(hidden)?;
-        let attended = self.attention.forward(&input, shared, cache)?;
-        let hidden = hidden.f_add(&attended)?;
-        let input = self.post_attention_layernorm.forward(&hidden)?;
+    ) -> Result<Residual> {
+        let ResidualNorm { stream, normed } = hidden.rms_norm(&self.input_layernorm)?;
+        let attended = Branch::new(self.attention.forward(&normed, shared, cache)?);
+        let ResidualNorm { stream, normed } =
+            self.post_attention_layernorm.forward_residual(&stream, Some(&attended))?;
         let input = match self.gate_proj.divided() {
-            Some(divided) => divided.region.enter(&input)?,
-            None => input,
+            Some(divided) => divided.region.enter(&normed)?,
+            None => normed,
         };
         let gate = self.activation.apply(&self.gate_proj.forward_entered(&input)?)?;
         let inner = gate.f_mul(&self.up_proj.forward_entered(&input)?)?;
-        Ok(hidden.f_add(&self.down_proj.forward(&inner)?)?)
+        Ok(Residual::with_branch(stream, Branch::new(self.down_proj.forward(&inner)?)))
     }
 }

@@ -1,7 +1,7 @@
 //! Layer of Mixtral.
 
-use brigade_nn::{ExpertLoad, Experts, ExpertsOptions, Init, Module, ParamPath, RmsNorm};
-use brigade_torch::Result;
+use brigade_nn::{Branch, ExpertLoad, Experts, ExpertsOptions, Init, ParamPath, RmsNorm};
+use brigade_torch::{ResidualNorm, Result};
 use tch::Tensor;
 
 use super::super::attention::Shared;
@@ -10,6 +10,7 @@ use super::super::cache::LayerCache;
 use super::super::rotated_attention::RotatedAttention;
 use super::MixtralOptions;
 use crate::init::{Redraw, redraw};
+use crate::residual::Residual;
 
 /// Attention and experts, each after a normalisation and with a residual connection.
 #[derive(Debug)]
@@ -58,23 +59,24 @@ impl MixtralLayer {
 impl Block for MixtralLayer {
     fn forward(
         &self,
-        hidden: &Tensor,
+        hidden: &Residual,
         shared: &Shared,
         cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
+    ) -> Result<Residual> {
         Ok(self.forward_routed(hidden, shared, cache)?.0)
     }
 
     fn forward_routed(
         &self,
-        hidden: &Tensor,
+        hidden: &Residual,
         shared: &Shared,
         cache: Option<&mut LayerCache>,
-    ) -> Result<(Tensor, Option<Tensor>)> {
-        let input = self.input_layernorm.forward(hidden)?;
-        let hidden = hidden.f_add(&self.attention.forward(&input, shared, cache)?)?;
-        let input = self.post_attention_layernorm.forward(&hidden)?;
-        let (output, routing) = self.experts.forward_routed(&input)?;
-        Ok((hidden.f_add(&output)?, Some(routing.logits)))
+    ) -> Result<(Residual, Option<Tensor>)> {
+        let ResidualNorm { stream, normed } = hidden.rms_norm(&self.input_layernorm)?;
+        let attended = Branch::new(self.attention.forward(&normed, shared, cache)?);
+        let ResidualNorm { stream, normed } =
+            self.post_attention_layernorm.forward_residual(&stream, Some(&attended))?;
+        let (output, routing) = self.experts.forward_routed(&normed)?;
+        Ok((Residual::with_branch(stream, Branch::new(output)), Some(routing.logits)))
     }
 }

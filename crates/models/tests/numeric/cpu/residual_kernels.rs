@@ -1,0 +1,137 @@
+//! Transformers on GPUs made of host memory whose kernels are emulated, against those whose operations are libtorch's.
+
+use brigade_models::{
+    Bert, BertOptions, Gpt2, Gpt2Options, Llama, LlamaOptions, VisionTransformer,
+    VisionTransformerOptions,
+};
+use brigade_nn::{Model, Module, ParamPath};
+use brigade_test_device::{fake, kernels};
+use brigade_torch::{Autocast, gradient};
+use tch::{Device, Kind, Tensor};
+
+const DEVICE: Device = Device::Cuda(0);
+
+/// Returns the outputs and the gradients of all parameters.
+fn results<M>(model: &mut Model<M>, input: &Tensor, autocast: bool) -> [Tensor; 2]
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
+    model.zero_grad().unwrap();
+    let output = {
+        let _scope = autocast.then(|| Autocast::enter(DEVICE, Kind::BFloat16, true).unwrap());
+        model.forward(input).unwrap().to_kind(Kind::Float)
+    };
+    let weights = Tensor::arange(output.numel() as i64, (Kind::Float, DEVICE)).sin();
+    (output.view([-1]) * weights).sum(Kind::Float).backward();
+    let gradients: Vec<Tensor> = model
+        .parameters()
+        .iter()
+        .filter_map(|it| gradient(&it.tensor).unwrap().map(|it| it.view([-1])))
+        .collect();
+    [output.detach(), Tensor::cat(&gradients, 0)].map(|it| it.to_device(Device::Cpu))
+}
+
+fn apart(one: &Tensor, other: &Tensor) -> f64 {
+    (one - other).abs().max().double_value(&[]) / other.abs().max().double_value(&[])
+}
+
+/// Checks that outputs and gradients in bfloat16 with the kernels are as close to those in float32 as with libtorch's
+/// operations, and that a forward has as many launches.
+fn check<M>(new: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor, launches: u64)
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
+    tch::manual_seed(4);
+    let mut model = Model::builder().device(DEVICE).build(new).unwrap();
+    let exact = results(&mut model, input, false);
+    let operations = results(&mut model, input, true);
+    let found = kernels::emulated(|| results(&mut model, input, true));
+    for (index, name) in ["output", "gradients"].into_iter().enumerate() {
+        let errors = [&found, &operations].map(|it| apart(&it[index], &exact[index]));
+        // Roundings of other operations, as many of them: not twice the error.
+        assert!(errors[0] <= 2.0 * errors[1], "{name}: {errors:?}");
+    }
+    let account = fake::account(|| {
+        kernels::counted(|| {
+            let _scope = Autocast::enter(DEVICE, Kind::BFloat16, true).unwrap();
+            let _ = tch::no_grad(|| model.forward(input).unwrap());
+        });
+    });
+    let found = account.0.get("brigade::norm_residual_1").map_or(0, |it| it.calls);
+    assert_eq!(found, launches, "{account}");
+}
+
+fn ids() -> Tensor {
+    Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9]).view([2, 3]).to_device(DEVICE)
+}
+
+#[test]
+fn gpt2_is_as_exact_with_the_kernels_in_16_bits() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let options = Gpt2Options {
+        vocab_size: 20,
+        n_embd: 32,
+        n_head: 2,
+        n_layer: 2,
+        resid_pdrop: 0.0,
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
+        ..Default::default()
+    };
+    check(|path| Gpt2::new(path, &options), &ids(), 5);
+    // Each block keeps one tensor, to which its branch has been added.
+    let options = Gpt2Options { recompute: true, ..options };
+    check(|path| Gpt2::new(path, &options), &ids(), 5);
+}
+
+#[test]
+fn llama_is_as_exact_with_the_kernels_in_16_bits() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let options = LlamaOptions {
+        vocab_size: 20,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: Some(1),
+        ..Default::default()
+    };
+    check(|path| Llama::new(path, &options), &ids(), 5);
+}
+
+#[test]
+fn bert_is_as_exact_with_the_kernels_in_16_bits() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let options = BertOptions {
+        vocab_size: 20,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        hidden_dropout_prob: 0.0,
+        attention_probs_dropout_prob: 0.0,
+        ..Default::default()
+    };
+    check(|path| Bert::new(path, &options), &ids(), 4);
+}
+
+#[test]
+fn a_vision_transformer_is_as_exact_with_the_kernels_in_16_bits() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let options = VisionTransformerOptions {
+        image_size: 8,
+        patch_size: 4,
+        depth: 2,
+        ..VisionTransformerOptions::new(32, 2)
+    };
+    let images = Tensor::arange(2 * 3 * 64, (Kind::Float, DEVICE)).sin().view([2, 3, 8, 8]);
+    check(|path| VisionTransformer::new(path, 10, options), &images, 5);
+}
