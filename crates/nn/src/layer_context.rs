@@ -39,7 +39,7 @@ impl LayerContext {
     }
 
     /// Does the same as [`Self::check`], for an operation of `brigade_torch`.
-    pub(crate) fn check_border(&self, result: Result<Tensor>, input: &Tensor) -> Result<Tensor> {
+    pub(crate) fn check_border<T>(&self, result: Result<T>, input: &Tensor) -> Result<T> {
         let result = result.map_err(|error| match error.downcast() {
             // The layer's name replaces that of the operation.
             Ok(TorchError::Libtorch { detail, .. }) => TchError::Torch(detail),

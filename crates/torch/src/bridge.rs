@@ -386,6 +386,12 @@ pub(crate) mod ffi {
         count: UniquePtr<Tensor>,
     }
 
+    /// The rows of an embedding, and its weight for a tied head.
+    struct TiedEmbedding {
+        rows: UniquePtr<Tensor>,
+        weight: UniquePtr<Tensor>,
+    }
+
     struct GpuMath {
         tf32: bool,
         benchmark: bool,
@@ -600,6 +606,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
+        include!("brigade-torch/cpp/embedding.h");
         include!("brigade-torch/cpp/linear.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
@@ -612,6 +619,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/kernels/prepare.h");
         include!("brigade-torch/cpp/profiler.h");
         include!("brigade-torch/cpp/recompute.h");
+        include!("brigade-torch/cpp/rotary.h");
         include!("brigade-torch/cpp/context_attention.h");
         include!("brigade-torch/cpp/regions.h");
         include!("brigade-torch/cpp/script.h");
@@ -1065,6 +1073,8 @@ pub(crate) mod ffi {
             residual: &[TensorRef<'_>],
             probability: f64,
         ) -> Result<UniquePtr<Tensor>>;
+        fn tied_embedding(weight: &Tensor, ids: &Tensor, padding: i64) -> Result<TiedEmbedding>;
+        fn rotary(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<UniquePtr<Tensor>>;
         fn linear(
             input: &Tensor,
             weight: &Tensor,

@@ -75,6 +75,7 @@ mod device;
 mod device_numbers;
 mod dropout;
 mod dtype;
+mod embedding;
 mod error;
 mod fetch;
 pub mod flat;
@@ -103,6 +104,7 @@ mod recompute;
 mod reducer;
 pub mod regions;
 mod reproducible;
+mod rotary;
 mod script;
 mod sharder;
 mod split;
@@ -141,6 +143,7 @@ pub use device::{
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, loaded_kind, tensor_from_bytes};
+pub use embedding::tied_embedding;
 pub use error::{
     CollectiveError, Error, ErrorKind, Fault, Result, TorchError, is_out_of_memory_message,
 };
@@ -168,6 +171,7 @@ pub use read_tensor::TensorRead;
 pub use recompute::{is_recomputing, recomputed, try_recomputed};
 pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowed};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
+pub use rotary::rotary;
 pub use script::{Script, ScriptValue};
 pub use sharder::{Sharder, SharderMeter, ShardingGroups};
 pub use split::Split;
