@@ -21,6 +21,8 @@ using torch::autograd::variable_list;
 
 // Values below which a second thread costs more than it saves.
 constexpr int64_t kFewestOfRotation = 16384;
+// Tokens of all heads that a thread rotates together: their part of the tables stays in the first-level cache.
+constexpr int64_t kTokensOfBlock = 16;
 
 // A head's second half, and its first one.
 std::pair<at::Tensor, at::Tensor> swapped(const at::Tensor& x) {
@@ -43,7 +45,10 @@ at::Tensor backward_by_operations(
 void rotate_all(
     const at::Tensor& from, const at::Tensor& cos, const at::Tensor& sin, bool back, const at::Tensor& to) {
   const int64_t heads = from.size(1), tokens = from.size(2), width = from.size(3);
-  const int64_t fewest = std::max<int64_t>(1, kFewestOfRotation / std::max<int64_t>(1, heads * width));
+  const int64_t blocks = (tokens + kTokensOfBlock - 1) / kTokensOfBlock;
+  const int64_t fewest = std::max<int64_t>(1, kFewestOfRotation / (kTokensOfBlock * heads * width + 1));
+  // Neighbours in memory one after the other.
+  const bool tokens_within_heads = from.stride(2) < from.stride(1);
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, from.scalar_type(), "rotary", [&] {
     const scalar_t* const source = from.const_data_ptr<scalar_t>();
     const scalar_t* const cosines = cos.const_data_ptr<scalar_t>();
@@ -52,15 +57,34 @@ void rotate_all(
     const auto of_table = [](const at::Tensor& table, int64_t text, int64_t token) {
       return (table.size(0) == 1 ? 0 : text * table.stride(0)) + token * table.stride(2);
     };
-    at::parallel_for(0, from.size(0) * tokens, fewest, [&](int64_t begin, int64_t end) {
-      for (int64_t at = begin; at < end; ++at) {
-        const int64_t text = at / tokens, token = at % tokens;
-        const TokenHeads<scalar_t> own{
-            source + text * from.stride(0) + token * from.stride(2), from.stride(1),
-            target + text * to.stride(0) + token * to.stride(2), to.stride(1), heads, width / 2};
-        const scalar_t* own_cos = cosines + of_table(cos, text, token);
-        const scalar_t* own_sin = sines + of_table(sin, text, token);
-        back ? rotate_back(own, own_cos, own_sin) : rotate(own, own_cos, own_sin);
+    const auto run = [&](int64_t text, int64_t head, int64_t token, int64_t count) {
+      const int64_t axis = tokens_within_heads ? 2 : 1;
+      const RotaryHeads<scalar_t> own{
+          source + text * from.stride(0) + head * from.stride(1) + token * from.stride(2),
+          from.stride(axis),
+          target + text * to.stride(0) + head * to.stride(1) + token * to.stride(2),
+          to.stride(axis),
+          cosines + of_table(cos, text, token),
+          tokens_within_heads ? cos.stride(2) : 0,
+          sines + of_table(sin, text, token),
+          tokens_within_heads ? sin.stride(2) : 0,
+          count,
+          width / 2};
+      back ? rotate_back(own) : rotate(own);
+    };
+    at::parallel_for(0, from.size(0) * blocks, fewest, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t text = block / blocks, first = block % blocks * kTokensOfBlock;
+        const int64_t count = std::min(kTokensOfBlock, tokens - first);
+        if (tokens_within_heads) {
+          for (int64_t head = 0; head < heads; ++head) {
+            run(text, head, first, count);
+          }
+        } else {
+          for (int64_t token = first; token < first + count; ++token) {
+            run(text, 0, token, heads);
+          }
+        }
       }
     });
   });

@@ -630,6 +630,7 @@ pub(crate) mod ffi {
         #[cfg(feature = "tpu")]
         include!("brigade-torch/cpp/tpu.h");
         include!("brigade-torch/cpp/warnings.h");
+        include!("brigade-torch/cpp/weights.h");
 
         type Tensor;
         fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
@@ -1074,6 +1075,9 @@ pub(crate) mod ffi {
             probability: f64,
         ) -> Result<UniquePtr<Tensor>>;
         fn tied_embedding(weight: &Tensor, ids: &Tensor, padding: i64) -> Result<TiedEmbedding>;
+        fn refuse_copies(tensor: &Tensor);
+        fn suspend_copies(suspend: bool);
+        fn forget_copies();
         fn rotary(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<UniquePtr<Tensor>>;
         fn linear(
             input: &Tensor,

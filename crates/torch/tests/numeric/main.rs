@@ -22,3 +22,4 @@ mod rendezvous;
 mod rotary;
 mod tied_embedding;
 mod vocabulary_parallel;
+mod weight_copies;
