@@ -1,6 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/COW.h>
@@ -142,7 +143,7 @@ const at::Tensor& current_values(const at::Tensor& parameter, at::ScalarType typ
 } // namespace
 
 bool keeps_copy(const at::Tensor& weight, at::ScalarType type) {
-  if (suspended > 0 || (type != at::kBFloat16 && type != at::kHalf) || weight.scalar_type() != at::kFloat ||
+  if (suspended > 0 || !at::autocast::is_autocast_cache_enabled() || (type != at::kBFloat16 && type != at::kHalf) || weight.scalar_type() != at::kFloat ||
       weight.layout() != at::kStrided || weight.is_inference() || weight.is_neg() ||
       !(weight.is_cpu() || weight.is_cuda())) {
     return false;

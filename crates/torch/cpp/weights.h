@@ -11,7 +11,7 @@
 namespace brigade {
 
 // Whether a copy of the weight in the type is kept: of parameters in float32 that have their memory to themselves, and
-// their views.
+// their views, where autocast has a cache.
 bool keeps_copy(const at::Tensor& weight, at::ScalarType type);
 // The same of a whole parameter.
 bool keeps_whole_copy(const at::Tensor& weight, at::ScalarType type);

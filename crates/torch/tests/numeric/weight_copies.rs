@@ -214,6 +214,11 @@ fn sixteen_bits_of_a_weight_are_cast_once_for_many_uses_on_a_gpu() {
     tch::no_grad(|| drop(weight.shallow_clone().g_add_scalar_(1.0)));
     assert_eq!(count(&forward), 1, "after a write");
     assert_eq!(count(&forward), 0, "once");
+    let without_cache = || {
+        let _scope = Autocast::enter(device, Kind::BFloat16, false).unwrap();
+        drop(tch::no_grad(|| linear(&input, &weight, None).unwrap()));
+    };
+    assert_eq!(count(&without_cache), 1, "without a cache each use casts");
     // Forward and backward cast the gradient to float32, and nothing else.
     let backward = || {
         let output = {
