@@ -69,7 +69,7 @@ pub trait CausalBody: Transformer + LayerGroups {
     fn tied_embedding(&self) -> Option<&Embedding>;
 }
 
-/// What a language model's head takes from its body.
+/// Input of a language model's head: the output of its body.
 #[derive(Debug)]
 pub struct HeadInput {
     /// Normalised output of the last layer for this rank's tokens, `[batch, tokens, width]`.

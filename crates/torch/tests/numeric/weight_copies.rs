@@ -9,8 +9,9 @@ use brigade_torch::{
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
 
-const ROWS: i64 = 65;
-const WIDTH: i64 = 48;
+/// Together more elements than a step's loop takes at once, and than one thread takes.
+const ROWS: i64 = 129;
+const WIDTH: i64 = 160;
 const HOST: DeviceNumbers<'_> =
     DeviceNumbers { lr: None, steps: None, grad_scale: None, found_inf: None };
 const ADAMW: fused::AdamStep = fused::AdamStep {
@@ -269,8 +270,9 @@ fn sixteen_bits_of_a_weight_follow_a_recorded_step() {
         );
         let found = output.to_kind(Kind::Double).view([-1]);
         let apart = (&found - &expected).abs().max().double_value(&[]);
-        // A unit in the last place of sums below 64 in bfloat16.
-        assert!(apart <= 0.25, "replay {replay}: {apart}");
+        // A unit in the last place of the largest sum in bfloat16, whose products are exact.
+        let allowed = 2_f64.powi(-7) * expected.abs().max().double_value(&[]);
+        assert!(apart <= allowed, "replay {replay}: {apart} > {allowed}");
         assert_current(&weight, &format!("replay {replay}"));
     }
 }
