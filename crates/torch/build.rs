@@ -13,7 +13,7 @@ use object_cache::{Flags, Inputs, Label, ObjectCache, Toolchain};
 /// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
 /// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
 /// Each further unit costs about 15 s of a processor; with many processors two units would end sooner.
-const FILES: [&str; 43] = [
+const FILES: [&str; 46] = [
     "norm.cpp",
     "norm_relu.cpp",
     "norm_residual.cpp",
@@ -24,8 +24,11 @@ const FILES: [&str; 43] = [
     "max_pool.cpp",
     "cross_entropy.cpp",
     "dropout.cpp",
+    "embedding.cpp",
     "attention.cpp",
+    "weights.cpp",
     "linear.cpp",
+    "rotary.cpp",
     "foreach.cpp",
     "flat.cpp",
     "optimizer.cpp",
@@ -60,7 +63,7 @@ const FILES: [&str; 43] = [
 ];
 /// Loops whose results must not depend on the processor or on a compiler's choice. Compiled with the same flags in every
 /// profile, so that tests run the released code.
-const LOOPS: &str = "cpp/step_kernels.cpp";
+const LOOPS: [&str; 2] = ["cpp/step_kernels.cpp", "cpp/rotary_kernels.cpp"];
 /// Name of the static library of the border's objects.
 const ARCHIVE: &str = "brigade_torch";
 /// Of the feature `tpu`, with the library that the program carries.
@@ -347,7 +350,7 @@ fn loops(torch: &Path, include: &Path) -> Vec<PathBuf> {
     without_paths(&mut build, torch);
     build
         .cpp(true)
-        .file(LOOPS)
+        .files(LOOPS)
         .std("c++20")
         .opt_level(3)
         .debug(false)

@@ -66,9 +66,9 @@ pub use transformer::{
     BeamSearch, Beams, Bert, BertForMaskedLm, BertForSequenceClassification,
     BertForTokenClassification, BertOptions, CacheKind, CausalBody, CausalLm, CausalModel,
     ConfigError, EarlyStopping, GeneratedText, GeneratedTokens, GenerationOptions, Gpt2,
-    Gpt2LmHead, Gpt2Options, IGNORED_LABEL, KeyValueCache, Labelled, Llama, Llama3Scaling,
-    LlamaForCausalLm, LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions, NextLogits,
-    ProblemType, SeenTokens, StageCaches, StagedModel, StagedTokens, TokenLoss, Tokens,
+    Gpt2LmHead, Gpt2Options, HeadInput, IGNORED_LABEL, KeyValueCache, Labelled, Llama,
+    Llama3Scaling, LlamaForCausalLm, LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions,
+    NextLogits, ProblemType, SeenTokens, StageCaches, StagedModel, StagedTokens, TokenLoss, Tokens,
     Transformer, TransformerOptions, UncachedModel, VocabularyLogits, causal_lm_loss,
     joined_layers, no_decay_parameters, sequence_loss, token_loss,
 };

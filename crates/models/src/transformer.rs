@@ -28,7 +28,7 @@ pub use self::bert::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
 };
 pub use self::cache::{CacheKind, KeyValueCache};
-pub use self::causal_lm::{CausalBody, CausalLm};
+pub use self::causal_lm::{CausalBody, CausalLm, HeadInput};
 pub use self::config::{ConfigError, TransformerOptions};
 pub use self::decay::no_decay_parameters;
 pub use self::generate::{

@@ -56,6 +56,11 @@ impl LayerWeights {
         forward(&input)
     }
 
+    /// Returns `true` if a device map keeps the weights elsewhere, so that they have other memory in each forward.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.placed.lock().is_some()
+    }
+
     /// Does the same as [`LayerWeights::run`], for a module whose input is more than a tensor, and which moves it
     /// itself.
     pub(crate) fn hold<T>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -4,6 +4,7 @@
 #include "kernels/cross_entropy.h"
 #include "native_bf16.h"
 #include "regions.h"
+#include "weights.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -824,12 +825,15 @@ CrossEntropyLoss loss_of_hidden(
       records && hidden.requires_grad(), records && weight.requires_grad(),
       records && offset && offset->requires_grad()};
   const int64_t columns = padded_columns(classes.own, device);
+  const bool keeps = casts && classes.own == weight.size(0) && keeps_whole_copy(weight, type);
   // Here, where gradients are recorded: autocast keeps the copy for others, who may need its history. A copy with
   // padding is the head's own.
-  const bool shares = casts && type != at::kFloat && columns == classes.own;
-  const auto compute_weight = padded_rows(
-      shares ? at::autocast::cached_cast(type, weight, device.type()).detach() : weight.detach(), classes.own,
-      columns, type);
+  const bool shares = !keeps && casts && type != at::kFloat && columns == classes.own;
+  const auto compute_weight = keeps
+      ? kept_copy_with_rows(weight, type, columns)
+      : padded_rows(
+            shares ? at::autocast::cached_cast(type, weight, device.type()).detach() : weight.detach(),
+            classes.own, columns, type);
   return handed_over(
       LinearCrossEntropy::apply(
           hidden, weight, offset, compute_weight, counted, classes, options, wanted),

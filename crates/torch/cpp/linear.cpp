@@ -1,6 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "native_bf16.h"
+#include "weights.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -35,7 +36,7 @@ struct Linear : public torch::autograd::Function<Linear> {
       data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
     const auto offset = bias ? std::optional(bias->to(type)) : std::nullopt;
-    return at::linear(activated(input.to(type), gelu), weight.to(type), offset)
+    return at::linear(activated(input.to(type), gelu), in_type(weight, type), offset)
         .to(input.scalar_type());
   }
 
@@ -57,7 +58,7 @@ struct Linear : public torch::autograd::Function<Linear> {
       out[1] = (is_transposed ? factor.t().mm(flat).t() : flat.t().mm(factor)).to(weight.scalar_type());
     }
     if (context->needs_input_grad(0)) {
-      auto dx = flat.mm(weight.to(type));
+      auto dx = flat.mm(in_type(weight, type));
       if (!gelu.empty()) {
         dx = at::gelu_backward(dx, rows, gelu);
       }
@@ -73,6 +74,11 @@ struct Linear : public torch::autograd::Function<Linear> {
  private:
   static at::Tensor activated(const at::Tensor& input, const std::string& gelu) {
     return gelu.empty() ? input : at::gelu(input, gelu);
+  }
+
+  // A conversion is recorded where gradients of gradients are wanted.
+  static at::Tensor in_type(const at::Tensor& weight, at::ScalarType type) {
+    return !at::GradMode::is_enabled() && keeps_copy(weight, type) ? kept_copy(weight, type) : weight.to(type);
   }
 };
 
@@ -110,7 +116,10 @@ std::unique_ptr<Tensor> linear(
     const Tensor& input, const Tensor& weight, rust::Slice<const TensorRef> bias) {
   const auto offset = optional_handle(bias);
   const Types types(input);
-  if (types.product != types.input && types.fit(input, weight, offset)) {
+  // libtorch's own would cast the weight in each call.
+  const bool mine =
+      types.product != types.input || (types.casts && keeps_copy(weight, types.product));
+  if (mine && types.fit(input, weight, offset)) {
     return std::make_unique<Tensor>(
         Linear::apply(input.to(types.input), weight, offset, types.product, std::string()));
   }
@@ -130,8 +139,8 @@ std::unique_ptr<Tensor> gelu_linear(
   if (!types.fit(input, weight, offset)) {
     return std::make_unique<Tensor>(at::linear(at::gelu(input, gelu), weight, offset));
   }
-  // A product in the type of autocast takes its copy of the weight.
-  const bool copies = types.casts && types.product == types.input;
+  // A product in the type of autocast takes its copy of the weight where the weight has none of its own.
+  const bool copies = types.casts && types.product == types.input && !keeps_copy(weight, types.product);
   const auto factor =
       copies ? at::autocast::cached_cast(types.input, weight, input.device().type()) : weight;
   return std::make_unique<Tensor>(

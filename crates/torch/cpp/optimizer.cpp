@@ -2,6 +2,7 @@
 
 #include "foreach.h"
 #include "step_ranges.h"
+#include "weights.h"
 
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -179,6 +180,18 @@ DecayNumbers decay_on_cpu(
       maximize ? -scale : scale, decoupled ? 0 : weight_decay, decoupled ? 1 - lr * weight_decay : 1};
 }
 
+// Elements of a parameter, its gradient and states that together fit into a second-level cache.
+constexpr int64_t kCopiedAtOnce = 8192;
+
+// Writes elements of a parameter into its copy for products.
+void narrow_into(const at::Tensor& copy, const float* from, int64_t first, int64_t count) {
+  if (copy.scalar_type() == at::kBFloat16) {
+    narrow(from, copy.mutable_data_ptr<c10::BFloat16>() + first, count);
+  } else {
+    narrow(from, copy.mutable_data_ptr<c10::Half>() + first, count);
+  }
+}
+
 // Calls `run` with each parameter's index, the memory of its roles and a number of elements, for ranges that together
 // are all parameters, which are of one kind.
 template <typename Run>
@@ -187,14 +200,33 @@ void loop_on_cpu(const Roles& roles, const Run& run) {
     using T = std::remove_pointer_t<decltype(null)>;
     std::vector<StepMemory<T>> all;
     all.reserve(roles[0].size());
+    std::vector<at::Tensor> copies;
     for (size_t i = 0; i < roles[0].size(); ++i) {
+      copies.push_back(copy_for_step(roles[0][i]));
       all.push_back(memory_of<T>(roles, i));
     }
-    each_range(all, kGradient, run);
+    each_range(all, kGradient, [&](size_t index, const auto& t, int64_t count) {
+      if constexpr (std::is_same_v<T, float>) {
+        if (copies[index].defined()) {
+          // Elements that are still in a cache.
+          for (int64_t begin = 0; begin < count; begin += kCopiedAtOnce) {
+            const int64_t size = std::min(kCopiedAtOnce, count - begin);
+            const auto part = StepMemory<T>{t, count}.from(begin);
+            run(index, part, size);
+            narrow_into(copies[index], part[0], part[0] - all[index].roles[0], size);
+          }
+          return;
+        }
+      }
+      run(index, t, count);
+    });
+    for (size_t i = 0; i < roles[0].size(); ++i) {
+      changed(roles[0][i]);
+      if (copies[i].defined()) {
+        copy_was_stepped(roles[0][i]);
+      }
+    }
   });
-  for (const auto& parameter : roles[0]) {
-    changed(parameter);
-  }
 }
 
 void adam_on_cpu(const Roles& roles, const List& counts, const AdamStep& step, const StepNumbers& now) {

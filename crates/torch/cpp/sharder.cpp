@@ -3,6 +3,7 @@
 #include "forks.h"
 #include "sharding_engine.h"
 #include "storage.h"
+#include "weights.h"
 
 #include <algorithm>
 
@@ -306,6 +307,7 @@ ShardingEngine::Parameter ShardingEngine::cut(
   Parameter parameter;
   parameter.name = std::move(name);
   parameter.whole = tensor;
+  refuse_copies(tensor);
   parameter.rows = slot.rows;
   const auto kind = static_cast<at::ScalarType>(slot.kind);
   parameter.sum_kind = static_cast<at::ScalarType>(slot.reduce_kind);

@@ -398,6 +398,12 @@ pub(crate) mod ffi {
         normed: UniquePtr<Tensor>,
     }
 
+    /// The rows of an embedding, and its weight for a tied head.
+    struct TiedEmbedding {
+        rows: UniquePtr<Tensor>,
+        weight: UniquePtr<Tensor>,
+    }
+
     struct GpuMath {
         tf32: bool,
         benchmark: bool,
@@ -612,6 +618,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
+        include!("brigade-torch/cpp/embedding.h");
         include!("brigade-torch/cpp/linear.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
@@ -625,6 +632,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/kernels/prepare.h");
         include!("brigade-torch/cpp/profiler.h");
         include!("brigade-torch/cpp/recompute.h");
+        include!("brigade-torch/cpp/rotary.h");
         include!("brigade-torch/cpp/context_attention.h");
         include!("brigade-torch/cpp/regions.h");
         include!("brigade-torch/cpp/script.h");
@@ -635,6 +643,7 @@ pub(crate) mod ffi {
         #[cfg(feature = "tpu")]
         include!("brigade-torch/cpp/tpu.h");
         include!("brigade-torch/cpp/warnings.h");
+        include!("brigade-torch/cpp/weights.h");
 
         type Tensor;
         fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
@@ -1088,6 +1097,11 @@ pub(crate) mod ffi {
             residual: &[TensorRef<'_>],
             probability: f64,
         ) -> Result<UniquePtr<Tensor>>;
+        fn tied_embedding(weight: &Tensor, ids: &Tensor, padding: i64) -> Result<TiedEmbedding>;
+        fn refuse_copies(tensor: &Tensor);
+        fn suspend_copies(suspend: bool);
+        fn forget_copies();
+        fn rotary(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<UniquePtr<Tensor>>;
         fn linear(
             input: &Tensor,
             weight: &Tensor,

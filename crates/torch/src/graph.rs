@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use tch::Device;
 
+use crate::bridge::ffi;
 use crate::device::DeviceExt;
 use crate::error::{Error, Fault, TorchError};
 
@@ -91,6 +92,7 @@ impl Graph {
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.
     pub fn replay(&mut self) -> Result<(), Error> {
+        ffi::forget_copies();
         match &mut self.recorded {
             #[cfg(feature = "cuda")]
             Recorded::Cuda(graph) => graph.replay(),
@@ -132,6 +134,23 @@ fn failed(detail: String) -> Error {
 pub struct GraphRecording {
     begun: Option<Begun>,
     device: Device,
+    _casts: CopiesSuspended,
+}
+
+/// Scope in which 16-bit products cast their weights, so that a recorded step does.
+struct CopiesSuspended;
+
+impl CopiesSuspended {
+    fn enter() -> Self {
+        ffi::suspend_copies(true);
+        Self
+    }
+}
+
+impl Drop for CopiesSuspended {
+    fn drop(&mut self) {
+        ffi::suspend_copies(false);
+    }
 }
 
 enum Begun {
@@ -155,7 +174,8 @@ impl GraphRecording {
         let (_, index) = device.device_kind().ok_or_else(unsupported)?;
         if let Some(recorder) = RECORDER.get() {
             recorder.begin(index).map_err(failed)?;
-            return Ok(Self { begun: Some(Begun::Provided(recorder.as_ref())), device });
+            let begun = Some(Begun::Provided(recorder.as_ref()));
+            return Ok(Self { begun, device, _casts: CopiesSuspended::enter() });
         }
         #[cfg(feature = "cuda")]
         {
@@ -164,7 +184,7 @@ impl GraphRecording {
                 Recorded::Provided(_) => None,
             });
             let begun = cuda::Graph::begin(device, shared)?;
-            Ok(Self { begun: Some(Begun::Cuda(begun)), device })
+            Ok(Self { begun: Some(Begun::Cuda(begun)), device, _casts: CopiesSuspended::enter() })
         }
         #[cfg(not(feature = "cuda"))]
         {

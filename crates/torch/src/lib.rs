@@ -75,6 +75,7 @@ mod device;
 mod device_numbers;
 mod dropout;
 mod dtype;
+mod embedding;
 mod error;
 mod fetch;
 pub mod flat;
@@ -104,6 +105,7 @@ mod recompute;
 mod reducer;
 pub mod regions;
 mod reproducible;
+mod rotary;
 mod script;
 mod sharder;
 mod split;
@@ -142,6 +144,7 @@ pub use device::{
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, loaded_kind, tensor_from_bytes};
+pub use embedding::tied_embedding;
 pub use error::{
     CollectiveError, Error, ErrorKind, Fault, Result, TorchError, is_out_of_memory_message,
 };
@@ -170,6 +173,7 @@ pub use read_tensor::TensorRead;
 pub use recompute::{is_recomputing, recomputed, try_recomputed};
 pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowed};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
+pub use rotary::rotary;
 pub use script::{Script, ScriptValue};
 pub use sharder::{Sharder, SharderMeter, ShardingGroups};
 pub use split::Split;

@@ -23,6 +23,7 @@ use std::thread::{self, JoinHandle};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tch::{Device, Kind, Tensor};
 
+use crate::bridge::{borrow, ffi};
 use crate::device::{begin_copy, pinned_like};
 use crate::error::{Error, ErrorKind};
 use crate::streams::{SideStream, StreamEvent};
@@ -535,6 +536,8 @@ impl Part {
         let tensors = tensors.into_iter().map(|(tensor, source)| {
             let (size, strides) = (tensor.size(), tensor.stride());
             let guard = unallocated(&size, Some(&strides), (tensor.f_kind()?, device), &text)?;
+            // A copy of the weight in 16 bits would stay on the device.
+            ffi::refuse_copies(borrow(&tensor));
             let own = tensor.numel() * tensor.f_kind()?.elt_size_in_bytes();
             let own = i64::try_from(own).map_err(Error::custom)?;
             let offset = bytes;

@@ -274,6 +274,11 @@ Block* block_of(const void* data) {
   return address < reinterpret_cast<uintptr_t>(block->data) + block->size ? block : nullptr;
 }
 
+void free_data(void* data) {
+  Lock lock(state().mutex);
+  free_block(block_of(data));
+}
+
 void record_use(const void* data, Stream stream) {
   Lock lock(state().mutex);
   if (Block* block = block_of(data)) {
@@ -296,7 +301,8 @@ struct DeviceMemory final : AllocatorBase {
       return {nullptr, device};
     }
     Block* block = allocate_block(this_device, this_stream[this_device], size);
-    return {block->data, block, &free_block, device};
+    // The address alone, as of CUDA's allocator.
+    return {block->data, block->data, &free_data, device};
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }

@@ -180,6 +180,14 @@ pub struct Bert {
     options: BertOptions,
 }
 
+/// Results of a forward for this rank's tokens.
+struct BodyStates {
+    hidden: Tensor,
+    part: ContextPart,
+    /// Weight of the word embedding for a tied head. `None` if this rank does not have the embedding.
+    word_weight: Option<Tensor>,
+}
+
 impl Bert {
     /// Registers all layers below the path, including the pooler.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> Self {
@@ -265,23 +273,21 @@ impl Bert {
     }
 
     fn run(&self, tokens: Tokens<'_>, seen: Option<&mut Vec<Tensor>>) -> Result<Tensor> {
-        let (hidden, part) = self.own_states(tokens, seen)?;
-        part.gather(&hidden, 1)
+        let own = self.own_states(tokens, seen)?;
+        own.part.gather(&own.hidden, 1)
     }
 
-    /// Returns the output for this rank's tokens, and which tokens these are.
-    fn own_states(
-        &self,
-        tokens: Tokens<'_>,
-        seen: Option<&mut Vec<Tensor>>,
-    ) -> Result<(Tensor, ContextPart)> {
+    /// Returns the output for this rank's tokens.
+    fn own_states(&self, tokens: Tokens<'_>, seen: Option<&mut Vec<Tensor>>) -> Result<BodyStates> {
         tokens.checked_size(0, self.options.max_position_embeddings)?;
         let own = self.context.bidirectional(&tokens)?;
         let shared = Shared { mask: own.mask, rotation: None, part: own.part };
+        let mut word_weight = None;
         let hidden = self.context.run(&shared.part, &own.ids, || {
             let embedded = || {
                 let positions = self.position_embeddings.forward(&own.positions)?;
-                let words = self.word_embeddings.forward(&own.ids)?;
+                let (words, weight) = self.word_embeddings.forward_tied(&own.ids)?;
+                word_weight = Some(weight);
                 let hidden = match &own.token_type_ids {
                     Some(types) => words
                         .f_add(&self.token_type_embeddings.forward(types)?)?
@@ -298,7 +304,7 @@ impl Bert {
             };
             self.encoder.forward(embedded, &shared, None, seen)
         })?;
-        Ok((hidden, shared.part))
+        Ok(BodyStates { hidden, part: shared.part, word_weight })
     }
 
     fn full(&self, name: &str) -> String {

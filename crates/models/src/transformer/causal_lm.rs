@@ -44,17 +44,14 @@ pub trait CausalBody: Transformer + LayerGroups {
         Ok((hidden, ContextRegion::default().part(length, true)))
     }
 
-    /// Runs a part of the body like [`CausalBody::run_part`], and also returns an auxiliary loss that is added to the
-    /// mean loss of labels, such as that of routers. Defaults to none.
+    /// Runs a part of the body like [`CausalBody::run_part`], and returns all that the head takes from it. Defaults to the
+    /// result of [`CausalBody::run_part`], without an auxiliary loss or a tied weight.
     ///
     /// # Errors
     /// Returns the errors of [`CausalBody::run_part`].
-    fn run_part_with_loss(
-        &self,
-        tokens: Tokens<'_>,
-    ) -> Result<(Tensor, ContextPart, Option<Tensor>)> {
+    fn run_for_head(&self, tokens: Tokens<'_>) -> Result<HeadInput> {
         let (hidden, part) = self.run_part(tokens)?;
-        Ok((hidden, part, None))
+        Ok(HeadInput { hidden, part, loss: None, tied_weight: None })
     }
 
     /// Returns the maximum number of positions, if the body has weights for each position. Defaults to `None`.
@@ -70,6 +67,20 @@ pub trait CausalBody: Transformer + LayerGroups {
 
     /// Returns the embedding to which the head's weight is tied, or `None` if it is not tied.
     fn tied_embedding(&self) -> Option<&Embedding>;
+}
+
+/// Input of a language model's head: the output of its body.
+#[derive(Debug)]
+pub struct HeadInput {
+    /// Normalised output of the last layer for this rank's tokens, `[batch, tokens, width]`.
+    pub hidden: Tensor,
+    /// Positions of this rank's tokens.
+    pub part: ContextPart,
+    /// Auxiliary loss that is added to the mean loss of labels, such as that of routers.
+    pub loss: Option<Tensor>,
+    /// Weight of a head that is tied to the embedding, as [`Embedding::forward_tied`] returned it. `None` makes the head
+    /// use the weight itself: the same gradient, in one more pass over it.
+    pub tied_weight: Option<Tensor>,
 }
 
 /// A language model: from [`Tokens`] to logits `[batch, tokens, vocabulary]` of the next token.
@@ -118,13 +129,13 @@ impl<B: CausalBody> CausalLm<B> {
     /// # Errors
     /// Returns the errors of the forward.
     pub fn vocabulary_logits<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<VocabularyLogits> {
-        let (hidden, part) = self.body.run_part(tokens.into())?;
-        self.lm_head.logits(&part.gather(&hidden, 1)?)
+        let HeadInput { hidden, part, tied_weight, .. } = self.body.run_for_head(tokens.into())?;
+        self.lm_head.logits(&part.gather(&hidden, 1)?, tied_weight.as_ref())
     }
 
     /// Computes the loss for labels `[batch, tokens]`, usually the ids with [`crate::IGNORED_LABEL`] at padding. It is
     /// that of [`crate::causal_lm_loss`], without storing all logits. An auxiliary loss of the body
-    /// ([`CausalBody::run_part_with_loss`]) is multiplied by the number of labels and added to the sum, so that it is
+    /// ([`HeadInput::loss`]) is multiplied by the number of labels and added to the sum, so that it is
     /// added to the mean.
     ///
     /// # Errors
@@ -135,9 +146,10 @@ impl<B: CausalBody> CausalLm<B> {
         labels: &Tensor,
         smoothing: f64,
     ) -> Result<TokenLoss> {
-        let (hidden, part, own) = self.body.run_part_with_loss(tokens.into())?;
+        let HeadInput { hidden, part, loss: own, tied_weight } =
+            self.body.run_for_head(tokens.into())?;
         let labels = part.take_or(&shifted(labels)?, 1, IGNORED_LABEL)?;
-        let mut loss = self.lm_head.loss(&hidden, &labels, smoothing)?;
+        let mut loss = self.lm_head.loss(&hidden, tied_weight.as_ref(), &labels, smoothing)?;
         if let Some(own) = own {
             loss.sum = loss.sum.f_add(&own.f_mul(&loss.count)?.f_to_kind(loss.sum.f_kind()?)?)?;
         }
@@ -149,7 +161,7 @@ impl<B: CausalBody> CausalLm<B> {
     /// # Errors
     /// Returns the errors of the forward; for GPT-2 also an error for more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
-        self.lm_head.forward(&self.body.run(tokens, Some(cache), None)?)
+        self.lm_head.forward(&self.body.run(tokens, Some(cache), None)?, None)
     }
 }
 
@@ -157,8 +169,8 @@ impl<'t, I: Into<Tokens<'t>>, B: CausalBody> Module<I> for CausalLm<B> {
     type Output = Tensor;
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
-        let (hidden, part) = self.body.run_part(tokens.into())?;
-        part.gather(&self.lm_head.forward(&hidden)?, 1)
+        let HeadInput { hidden, part, tied_weight, .. } = self.body.run_for_head(tokens.into())?;
+        part.gather(&self.lm_head.forward(&hidden, tied_weight.as_ref())?, 1)
     }
 }
 

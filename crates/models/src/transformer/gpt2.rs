@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 use super::attention::{OwnHeads, Shared, attend, split_heads};
 use super::blocks::{Block, Blocks};
 use super::cache::LayerCache;
-use super::causal_lm::{CausalBody, CausalLm};
+use super::causal_lm::{CausalBody, CausalLm, HeadInput};
 use super::config::{ConfigError, TransformerOptions};
 use super::context::Context;
 use super::conv1d::Conv1D;
@@ -190,21 +190,24 @@ impl Gpt2 {
 }
 
 impl Gpt2 {
-    /// Returns the output for this rank's tokens, and which tokens these are.
+    /// Returns the output for this rank's tokens.
     fn own_states(
         &self,
         tokens: Tokens<'_>,
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
-    ) -> Result<(Tensor, ContextPart)> {
+    ) -> Result<HeadInput> {
         let past = cache.as_deref().map_or(0, KeyValueCache::len);
         tokens.checked_size(past, self.options.n_positions)?;
         let own = self.context.causal(&tokens, past, cache.is_some())?;
         let shared = Shared { mask: own.mask, rotation: None, part: own.part };
+        let mut tied_weight = None;
         let hidden = self.context.run(&shared.part, &own.ids, || {
             let embedded = || {
                 let positions = self.wpe.forward(&own.positions)?;
-                let mut hidden = self.wte.forward(&own.ids)?.f_add(&positions)?;
+                let (words, weight) = self.wte.forward_tied(&own.ids)?;
+                tied_weight = self.options.tie_word_embeddings.then_some(weight);
+                let mut hidden = words.f_add(&positions)?;
                 if let Some(types) = &own.token_type_ids {
                     hidden = hidden.f_add(&self.wte.forward(types)?)?;
                 }
@@ -213,7 +216,7 @@ impl Gpt2 {
             let (hidden, _) = self.h.forward_routed(embedded, &shared, cache, seen)?;
             Ok(hidden.layer_norm(&self.ln_f)?.normed)
         })?;
-        Ok((hidden, shared.part))
+        Ok(HeadInput { hidden, part: shared.part, loss: None, tied_weight })
     }
 }
 
@@ -274,11 +277,16 @@ impl CausalBody for Gpt2 {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        let (hidden, part) = self.own_states(tokens, cache, seen)?;
-        part.gather(&hidden, 1)
+        let own = self.own_states(tokens, cache, seen)?;
+        own.part.gather(&own.hidden, 1)
     }
 
     fn run_part(&self, tokens: Tokens<'_>) -> Result<(Tensor, ContextPart)> {
+        let own = self.own_states(tokens, None, None)?;
+        Ok((own.hidden, own.part))
+    }
+
+    fn run_for_head(&self, tokens: Tokens<'_>) -> Result<HeadInput> {
         self.own_states(tokens, None, None)
     }
 

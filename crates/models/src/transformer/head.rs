@@ -67,21 +67,25 @@ impl LanguageHead {
         }
     }
 
-    /// Returns the logits `[…, vocabulary]`, on every rank.
-    pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.logits(hidden)?.whole()
+    /// Returns the logits `[…, vocabulary]`, on every rank. `tied` is the weight as the embedding's forward returned it.
+    pub(super) fn forward(&self, hidden: &Tensor, tied: Option<&Tensor>) -> Result<Tensor> {
+        self.logits(hidden, tied)?.whole()
     }
 
     /// Returns the logits. If the vocabulary is divided, this rank's part.
-    pub(super) fn logits(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
-        let bias = self.bias.as_ref();
+    pub(super) fn logits(
+        &self,
+        hidden: &Tensor,
+        tied: Option<&Tensor>,
+    ) -> Result<VocabularyLogits> {
+        let (weight, bias) = (tied.unwrap_or(&self.weight), self.bias.as_ref());
         self.weights.run(hidden, |hidden| {
             if let Some(quantized) = self.quantized.get() {
                 return Ok(VocabularyLogits::new(quantized.linear(hidden, bias)?, None));
             }
             let own = match &self.divided {
-                Some(Divided { region, .. }) => linear(&region.enter(hidden)?, &self.weight, bias)?,
-                None => linear(hidden, &self.weight, bias)?,
+                Some(Divided { region, .. }) => linear(&region.enter(hidden)?, weight, bias)?,
+                None => linear(hidden, weight, bias)?,
             };
             Ok(VocabularyLogits::new(own, self.divided.as_ref()))
         })
@@ -92,16 +96,18 @@ impl LanguageHead {
     pub(super) fn loss(
         &self,
         hidden: &Tensor,
+        tied: Option<&Tensor>,
         labels: &Tensor,
         smoothing: f64,
     ) -> Result<TokenLoss> {
+        let weight = tied.unwrap_or(&self.weight);
         self.weights.run(hidden, |hidden| {
             let quantized = self.quantized.get();
             let dequantized =
                 quantized.map(|weight| weight.dequantize(hidden.f_kind()?)).transpose()?;
             head_loss(
                 hidden,
-                dequantized.as_ref().unwrap_or(&self.weight),
+                dequantized.as_ref().unwrap_or(weight),
                 self.bias.as_ref(),
                 self.divided.as_ref(),
                 &labels.f_to_device(hidden.device())?,
@@ -112,7 +118,7 @@ impl LanguageHead {
 
     /// Returns the logits `[batch, vocabulary]` of the last token.
     pub(super) fn last(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
-        self.logits(&hidden.f_select(1, -1)?)
+        self.logits(&hidden.f_select(1, -1)?, None)
     }
 
     /// Returns a body's parameter groups with the head in the last one.

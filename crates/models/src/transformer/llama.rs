@@ -17,7 +17,7 @@ use self::layer::LlamaLayer;
 pub use self::options::LlamaOptions;
 use super::attention::Shared;
 use super::blocks::Blocks;
-use super::causal_lm::{CausalBody, CausalLm};
+use super::causal_lm::{CausalBody, CausalLm, HeadInput};
 use super::context::Context;
 use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
@@ -103,13 +103,13 @@ impl Llama {
 }
 
 impl Llama {
-    /// Returns the output for this rank's tokens, and which tokens these are.
+    /// Returns the output for this rank's tokens.
     fn own_states(
         &self,
         tokens: Tokens<'_>,
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
-    ) -> Result<(Tensor, ContextPart)> {
+    ) -> Result<HeadInput> {
         let past = cache.as_deref().map_or(0, KeyValueCache::len);
         // Rotary embeddings have no maximum position, but quality drops beyond the sequence length of the training.
         tokens.checked_size(past, i64::MAX)?;
@@ -118,15 +118,20 @@ impl Llama {
         }
         let own = self.context.causal(&tokens, past, cache.is_some())?;
         let part = own.part;
+        let mut tied_weight = None;
         let hidden = self.context.run(&part, &own.ids, || {
-            let embedded = || self.embed_tokens.forward(&own.ids);
+            let embedded = || {
+                let (words, weight) = self.embed_tokens.forward_tied(&own.ids)?;
+                tied_weight = self.options.tie_word_embeddings.then_some(weight);
+                Ok(words)
+            };
             let kind = self.embed_tokens.weight().kind();
             let rotation = Some(self.rotary.at(&own.positions, kind)?);
             let shared = Shared { mask: own.mask, rotation, part: part.clone() };
             let (hidden, _) = self.layers.forward_routed(embedded, &shared, cache, seen)?;
             Ok(hidden.rms_norm(&self.norm)?.normed)
         })?;
-        Ok((hidden, part))
+        Ok(HeadInput { hidden, part, loss: None, tied_weight })
     }
 }
 
@@ -175,11 +180,16 @@ impl CausalBody for Llama {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        let (hidden, part) = self.own_states(tokens, cache, seen)?;
-        part.gather(&hidden, 1)
+        let own = self.own_states(tokens, cache, seen)?;
+        own.part.gather(&own.hidden, 1)
     }
 
     fn run_part(&self, tokens: Tokens<'_>) -> Result<(Tensor, ContextPart)> {
+        let own = self.own_states(tokens, None, None)?;
+        Ok((own.hidden, own.part))
+    }
+
+    fn run_for_head(&self, tokens: Tokens<'_>) -> Result<HeadInput> {
         self.own_states(tokens, None, None)
     }
 

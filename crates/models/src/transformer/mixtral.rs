@@ -8,8 +8,8 @@ use std::borrow::Borrow;
 
 use brigade_checkpoint::WeightsReader;
 use brigade_nn::{
-    ContextPart, ContextRegion, Embedding, EmbeddingOptions, ExpertLoad, LayerGroups, Module,
-    ParamPath, RmsNorm, TensorParallelPlan, load_balancing_loss,
+    ContextPart, Embedding, EmbeddingOptions, ExpertLoad, LayerGroups, Module, ParamPath, RmsNorm,
+    TensorParallelPlan, load_balancing_loss,
 };
 use brigade_sharding::TensorPlan;
 use brigade_torch::{Error, Result};
@@ -19,7 +19,7 @@ use self::layer::MixtralLayer;
 pub use self::options::MixtralOptions;
 use super::attention::Shared;
 use super::blocks::Blocks;
-use super::causal_lm::{CausalBody, CausalLm};
+use super::causal_lm::{CausalBody, CausalLm, HeadInput};
 use super::context::Context;
 use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
@@ -46,6 +46,7 @@ struct OwnStates {
     hidden: Tensor,
     routers: Vec<Tensor>,
     part: ContextPart,
+    tied_weight: Option<Tensor>,
 }
 
 impl Mixtral {
@@ -101,19 +102,7 @@ impl Mixtral {
         &self,
         tokens: impl Into<Tokens<'t>>,
     ) -> Result<(Tensor, Vec<Tensor>)> {
-        if self.layers.is_cut() {
-            return Err(Error::invalid_argument(
-                "losses of routers need all layers, of which each rank of the pipeline has some: set output_router_logits \
-                 to false",
-            ));
-        }
-        let own = self.own_states(tokens.into(), None, None)?;
-        if own.part.is_divided() {
-            return Err(Error::invalid_argument(
-                "losses of routers need all tokens of a sequence, of which each rank of the context group has a part: set \
-                 output_router_logits to false",
-            ));
-        }
+        let own = self.routed(tokens.into())?;
         Ok((own.hidden, own.routers))
     }
 
@@ -144,6 +133,24 @@ impl Mixtral {
         self.layers.map(MixtralLayer::load).into_iter().flatten().collect()
     }
 
+    /// Computes the hidden states and the logits of all layers' routers.
+    fn routed(&self, tokens: Tokens<'_>) -> Result<OwnStates> {
+        if self.layers.is_cut() {
+            return Err(Error::invalid_argument(
+                "losses of routers need all layers, of which each rank of the pipeline has some: set output_router_logits \
+                 to false",
+            ));
+        }
+        let own = self.own_states(tokens, None, None)?;
+        if own.part.is_divided() {
+            return Err(Error::invalid_argument(
+                "losses of routers need all tokens of a sequence, of which each rank of the context group has a part: set \
+                 output_router_logits to false",
+            ));
+        }
+        Ok(own)
+    }
+
     fn own_states(
         &self,
         tokens: Tokens<'_>,
@@ -168,15 +175,20 @@ impl Mixtral {
             Some(window) => own.mask.within_window(window, past, &tokens)?,
             None => own.mask,
         };
+        let mut tied_weight = None;
         let (hidden, routers) = self.context.run(&part, &own.ids, || {
-            let embedded = || self.embed_tokens.forward(&own.ids);
+            let embedded = || {
+                let (words, weight) = self.embed_tokens.forward_tied(&own.ids)?;
+                tied_weight = self.options.tie_word_embeddings.then_some(weight);
+                Ok(words)
+            };
             let kind = self.embed_tokens.weight().kind();
             let rotation = Some(self.rotary.at(&own.positions, kind)?);
             let shared = Shared { mask, rotation, part: part.clone() };
             let (hidden, routers) = self.layers.forward_routed(embedded, &shared, cache, seen)?;
             Ok((hidden.rms_norm(&self.norm)?.normed, routers))
         })?;
-        Ok(OwnStates { hidden, routers, part })
+        Ok(OwnStates { hidden, routers, part, tied_weight })
     }
 }
 
@@ -233,22 +245,19 @@ impl CausalBody for Mixtral {
 
     /// Runs this rank's part. With [`MixtralOptions::output_router_logits`] it also returns the load-balancing loss of
     /// all layers' routers, times its coefficient.
-    fn run_part_with_loss(
-        &self,
-        tokens: Tokens<'_>,
-    ) -> Result<(Tensor, ContextPart, Option<Tensor>)> {
+    fn run_for_head(&self, tokens: Tokens<'_>) -> Result<HeadInput> {
         if !self.options.output_router_logits {
-            let (hidden, part) = self.run_part(tokens)?;
-            return Ok((hidden, part, None));
+            let OwnStates { hidden, part, tied_weight, .. } =
+                self.own_states(tokens, None, None)?;
+            return Ok(HeadInput { hidden, part, loss: None, tied_weight });
         }
         // A mask of pairs does not show which tokens are padding.
         let mask = tokens.attention_mask.filter(|mask| mask.dim() == 2);
-        let (hidden, routers) = self.forward_routed(tokens)?;
+        let OwnStates { hidden, routers, part, tied_weight } = self.routed(tokens)?;
         let routers: Vec<&Tensor> = routers.iter().collect();
         let loss = load_balancing_loss(&routers, self.options.num_experts_per_tok, mask)?;
         let loss = loss.f_mul_scalar(self.options.router_aux_loss_coef)?;
-        let length = hidden.size().get(1).copied().unwrap_or(0);
-        Ok((hidden, ContextRegion::default().part(length, true), Some(loss)))
+        Ok(HeadInput { hidden, part, loss: Some(loss), tied_weight })
     }
 
     fn head_shape(&self) -> [i64; 2] {

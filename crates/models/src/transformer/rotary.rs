@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use brigade_torch::{Result, copy_to_device};
+use brigade_torch::{Result, copy_to_device, rotary};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -101,11 +101,7 @@ impl Rotation {
 
     /// Rotates queries or keys `[batch, heads, tokens, width]`.
     pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
-        let half = heads.size().last().copied().unwrap_or(0) / 2;
-        let (first, second) = (heads.f_narrow(-1, 0, half)?, heads.f_narrow(-1, half, half)?);
-        let turned = Tensor::f_cat(&[second.f_neg()?, first], -1)?;
-        let (cos, sin) = (self.cos.f_to_kind(heads.kind())?, self.sin.f_to_kind(heads.kind())?);
-        Ok(heads.f_mul(&cos)?.f_addcmul(&turned, &sin)?)
+        rotary(heads, &self.cos, &self.sin)
     }
 
     pub(super) fn shallow_clone(&self) -> Self {

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_sharding::TensorStyle;
-use brigade_torch::{Error, Result, vocabulary_parallel_embedding};
+use brigade_torch::{Error, Result, tied_embedding, vocabulary_parallel_embedding};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::ModelError;
@@ -88,6 +88,39 @@ impl Embedding {
     /// Returns the table of embeddings `[rows, width]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
+    }
+
+    /// Computes the forward, and also returns the weight for a head that is tied to the embedding. With this weight the
+    /// backward adds the gradients of both uses in one operation ([`brigade_torch::tied_embedding`]); with
+    /// [`Embedding::weight`] it makes and adds a second dense gradient. If the weight is divided over ranks or placed by a
+    /// device map, or records no gradient, it is the weight itself.
+    ///
+    /// # Errors
+    /// Returns the errors of the forward.
+    ///
+    /// ```
+    /// use brigade_nn::{Embedding, Model};
+    /// use tch::Tensor;
+    ///
+    /// let model = Model::new(|p| Embedding::new(p, 100, 16))?;
+    /// let (words, weight) = model.module().forward_tied(&Tensor::from_slice(&[3i64, 99]))?;
+    /// let logits = brigade_torch::linear(&words, &weight, None)?;
+    /// assert_eq!(logits.size(), [2, 100]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_tied(&self, input: &Tensor) -> Result<(Tensor, Tensor)> {
+        let group = self.divided.as_ref().and_then(|divided| divided.region.group());
+        if group.is_some() || self.context.weights.is_placed() {
+            return Ok((self.forward(input)?, self.weight.shallow_clone()));
+        }
+        let result = tied_embedding(&self.weight, input, self.padding);
+        if result.is_err()
+            && let Ok(Some(error)) = self.outside(input)
+        {
+            return Err(error);
+        }
+        let (output, weight) = self.context.check_border(result, input)?;
+        Ok((self.context.output(output), weight))
     }
 
     /// Returns the division of the weight over the ranks of a tensor group. `None` if every rank has the whole weight.

@@ -5,8 +5,8 @@ use brigade_nn::{
     EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d,
     Model, ModelError, Module, ParamPath, Recompute, Relu, Sequential,
 };
-use brigade_test_device::on_device;
-use brigade_torch::Error;
+use brigade_test_device::{assert_same, on_device};
+use brigade_torch::{Error, TensorId};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -136,15 +136,17 @@ fn embeddings_name_an_index_that_has_no_row() {
     for (indices, id, position) in [([0i64, 3, 4, 9], 4, [1, 0]), ([0, -1, 2, 3], -1, [0, 1])] {
         for kind in [Kind::Int64, Kind::Int] {
             let input = Tensor::from_slice(&indices).view([2, 2]).to_kind(kind);
-            let error = model.forward(&input).unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "words: id {id} at {position:?} is beyond its table, which has the ids 0 to 3 (of tokens, \
-                     vocab_size is 4); take the tokenizer that belongs to the model, or a model of a larger \
-                     vocabulary"
-                )
-            );
+            let tied = model.module().forward_tied(&input).map(drop);
+            for error in [model.forward(&input).map(drop), tied].map(Result::unwrap_err) {
+                assert_eq!(
+                    error.to_string(),
+                    format!(
+                        "words: id {id} at {position:?} is beyond its table, which has the ids 0 to 3 (of tokens, \
+                         vocab_size is 4); take the tokenizer that belongs to the model, or a model of a larger \
+                         vocabulary"
+                    )
+                );
+            }
         }
     }
     // libtorch reports other mistakes.
@@ -153,6 +155,31 @@ fn embeddings_name_an_index_that_has_no_row() {
         model.forward(&fractions).unwrap_err().downcast_ref(),
         Some(ModelError::Layer { .. })
     ));
+}
+
+#[test]
+fn an_embedding_with_a_tied_head_has_the_gradient_of_separate_uses() {
+    let options = EmbeddingOptions { padding: Some(1) };
+    let indices = on_device(&Tensor::from_slice(&[0i64, 1, 3, 3]).view([2, 2]));
+    let run = |tied: bool| {
+        tch::manual_seed(2);
+        let model = build(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
+        let module = model.module();
+        let (words, weight) = if tied {
+            module.forward_tied(&indices).unwrap()
+        } else {
+            (model.forward(&indices).unwrap(), module.weight().shallow_clone())
+        };
+        words.sin().linear::<Tensor>(&weight, None).square().sum(Kind::Float).backward();
+        (words.detach(), module.weight().grad())
+    };
+    let ((words, gradient), (expected_words, expected)) = (run(true), run(false));
+    assert_same(&words, &expected_words, "words");
+    assert_same(&gradient, &expected, "gradient");
+
+    let model = build(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
+    let (_, weight) = tch::no_grad(|| model.module().forward_tied(&indices)).unwrap();
+    assert_eq!(TensorId::of(&weight), TensorId::of(model.module().weight()));
 }
 
 #[test]

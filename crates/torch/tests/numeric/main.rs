@@ -20,4 +20,7 @@ mod regions;
 #[path = "../common/rendezvous.rs"]
 #[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;
+mod rotary;
+mod tied_embedding;
 mod vocabulary_parallel;
+mod weight_copies;

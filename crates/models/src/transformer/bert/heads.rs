@@ -13,7 +13,7 @@ use super::super::head::LanguageHead;
 use super::super::init::draw;
 use super::super::loss::{ProblemType, TokenLoss, sequence_loss, token_loss};
 use super::super::{IGNORED_LABEL, Tokens, Transformer};
-use super::{BODY, Bert, BertOptions, EMBEDDING, POOLER, norm};
+use super::{BODY, Bert, BertOptions, BodyStates, EMBEDDING, POOLER, norm};
 use crate::Activation;
 use crate::init::{Redraw, redraw};
 
@@ -122,12 +122,19 @@ impl BertForMaskedLm {
         labels: &Tensor,
         smoothing: f64,
     ) -> Result<TokenLoss> {
-        let (hidden, part) = self.bert.own_states(tokens.into(), None)?;
+        let BodyStates { hidden, part, word_weight } = self.bert.own_states(tokens.into(), None)?;
+        let tied = self.tied(&word_weight);
         let labels = part.take_or(labels, 1, IGNORED_LABEL)?.f_reshape([-1])?;
         let counted = labels.f_ne(IGNORED_LABEL)?.f_nonzero()?.f_squeeze_dim(-1)?;
         let rows = hidden.f_flatten(0, 1)?.f_index_select(0, &counted)?;
         let labels = labels.f_index_select(0, &counted)?;
-        self.predictions.loss(&self.transformed(&rows)?, &labels, smoothing)?.over(&part)
+        let rows = self.transformed(&rows)?;
+        self.predictions.loss(&rows, tied, &labels, smoothing)?.over(&part)
+    }
+
+    /// Returns the embedding's weight for a head that is tied to it.
+    fn tied<'t>(&self, word_weight: &'t Option<Tensor>) -> Option<&'t Tensor> {
+        word_weight.as_ref().filter(|_| self.bert.options.tie_word_embeddings)
     }
 
     fn transformed(&self, hidden: &Tensor) -> Result<Tensor> {
@@ -139,8 +146,9 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForMaskedLm {
     type Output = Tensor;
 
     fn forward(&self, tokens: I) -> Result<Tensor> {
-        let (hidden, part) = self.bert.own_states(tokens.into(), None)?;
-        part.gather(&self.predictions.forward(&self.transformed(&hidden)?)?, 1)
+        let BodyStates { hidden, part, word_weight } = self.bert.own_states(tokens.into(), None)?;
+        let tied = self.tied(&word_weight);
+        part.gather(&self.predictions.forward(&self.transformed(&hidden)?, tied)?, 1)
     }
 }
 
