@@ -437,7 +437,8 @@ fn takes_any_device(package: &Package) -> bool {
 fn on_tpu(workspace: &Workspace, numeric: bool) -> Vec<String> {
     let packages = workspace.packages.iter();
     let own = |it: &&Package| it.tests.contains("tpu");
-    let features: Vec<_> = packages.clone().filter(own).map(|it| format!("{}/tpu", it.name)).collect();
+    let features: Vec<_> =
+        packages.clone().filter(own).map(|it| format!("{}/tpu", it.name)).collect();
     let mut arguments = vec!["--features".to_owned(), features.join(",")];
     let mut filter = "binary(tpu)".to_owned();
     let mut programs = vec!["tpu"];

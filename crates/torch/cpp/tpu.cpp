@@ -24,6 +24,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -177,6 +178,23 @@ at::Tensor plain_attention(
       query, key, value, mask, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
 }
 
+// The loss scale after a step, which TorchTPU 0.2.0 lacks.
+at::Tensor& update_scale(
+    at::Tensor& scale,
+    at::Tensor& tracker,
+    const at::Tensor& found_inf,
+    double growth,
+    double backoff,
+    int64_t interval) {
+  const auto overflow = found_inf.ne(0), next = tracker.add(1);
+  const auto grown = scale.mul(growth);
+  const auto due = overflow.logical_not().logical_and(next.eq(interval));
+  const auto kept = at::where(due.logical_and(grown.isfinite()), grown, scale);
+  scale.copy_(at::where(overflow, scale.mul(backoff), kept));
+  tracker.copy_(at::where(overflow.logical_or(due), at::zeros_like(next), next));
+  return scale;
+}
+
 // The gradient of a convolution's input as a convolution of the output's gradient, undefined where that is not so simple.
 // XLA's compiler for CPUs computes the form that TorchTPU gives it, with a reversed window, a hundred times slower.
 at::Tensor input_gradient(const c10::ArrayRef<c10::IValue> arguments) {
@@ -312,6 +330,7 @@ void register_devices(bool is_libtpu) {
   };
   kept().native_batch_norm.emplace(kernel("aten::native_batch_norm"));
   ours->impl("native_batch_norm", torch::CppFunction::makeFromBoxedFunction<&native_batch_norm>());
+  ours->impl("_amp_update_scale_", TORCH_FN(update_scale));
   if (!is_libtpu) {
     kept().convolution_backward.emplace(kernel("aten::convolution_backward"));
     ours->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
@@ -424,6 +443,12 @@ void load_tpu(const TpuFiles& files) {
   // Starts the plug-in, and compiles and runs a first operation.
   const auto two = at::ones({2}, at::Device(kTpu, 0)).sum().item<float>();
   TORCH_CHECK(two == 2, "the first sum on the TPU is ", two, " instead of 2");
+  // As if `manual_seed`, which seeds the generators of all devices, had been called after this.
+  auto generator = at::globalContext().defaultGenerator(at::Device(kTpu, 0));
+  {
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(at::globalContext().defaultGenerator(at::kCPU).current_seed());
+  }
   loaded_by = getpid();
   // Runs before the destructors of TorchTPU and of the plug-in, which were registered earlier and crash while work is
   // pending or a thread compiles, as some do for operations that may come.

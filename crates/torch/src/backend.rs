@@ -90,7 +90,9 @@ impl Backend {
                 ffi::nccl_group(device_store.raw(), store.raw(), rank, size, &options(gloo))
             }
             #[cfg(feature = "tpu")]
-            Self::Tpu => ffi::tpu_group(device_store.raw(), store.raw(), rank, size, &options(gloo)),
+            Self::Tpu => {
+                ffi::tpu_group(device_store.raw(), store.raw(), rank, size, &options(gloo))
+            }
             #[cfg(not(feature = "tpu"))]
             Self::Tpu => unreachable!("refused before: this program has no TPU"),
             Self::Fake => ffi::fake_group(store.raw(), rank, size, name),

@@ -598,7 +598,9 @@ fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
             Err(reason) => Err(TorchError::Libtorch {
                 operation: "new_group",
                 fault: Fault::Unsupported,
-                detail: format!("group {name:?}: TorchTPU's process group needs a TPU, and {reason}"),
+                detail: format!(
+                    "group {name:?}: TorchTPU's process group needs a TPU, and {reason}"
+                ),
             }
             .into()),
         },
