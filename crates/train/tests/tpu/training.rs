@@ -133,7 +133,8 @@ fn the_cnn_trains_in_bf16_as_on_the_cpu() {
 
 #[needs(Tpu)]
 fn the_cnn_trains_in_fp16_with_a_loss_scale_as_on_the_cpu() {
-    on_both(&Settings { precision: Precision::Fp16, ..Settings::default() }, 0.01);
+    // As for bf16: small biases, whose roundings are large, decide.
+    on_both(&Settings { precision: Precision::Fp16, ..Settings::default() }, 0.05);
 }
 
 #[needs(Tpu)]
