@@ -9,6 +9,7 @@ mod products;
 mod sharding;
 mod tensor_parallel;
 mod text;
+pub(crate) mod tpu;
 mod training;
 
 use anyhow::{Context, Result};
@@ -74,6 +75,7 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "gpu-first-step", run: gpu::first_step },
         Comparison { name: "gpu-resnet50", run: gpu::resnet50 },
         Comparison { name: "gpu-resnet50-compiled", run: gpu::resnet50_compiled },
+        Comparison { name: "tpu-resnet18", run: tpu::resnet18 },
     ]
 }
 

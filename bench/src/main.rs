@@ -96,7 +96,9 @@ fn main() -> Result<()> {
     let mut failed = 0;
     for comparison in wanted {
         eprintln!("measuring {} …", comparison.name);
-        if let Some(reason) = comparisons::gpu::cannot_run(comparison.name) {
+        let reason = comparisons::gpu::cannot_run(comparison.name)
+            .or_else(|| comparisons::tpu::cannot_run(comparison.name));
+        if let Some(reason) = reason {
             eprintln!("  skipped: {reason}");
             continue;
         }

@@ -10,6 +10,7 @@ mod products;
 mod sharding;
 mod tensor_parallel;
 mod text;
+mod tpu;
 mod training;
 
 use std::time::{Duration, Instant};
@@ -57,6 +58,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "sharding" => sharding::run(&words[1..]),
         "tensor-parallel" => tensor_parallel::run(&words[1..]),
         "checkpoint" => checkpoint::run(&words[1..]),
+        "tpu" => tpu::run(&words[1..]),
         other => bail!("there is no measurement {other:?}"),
     }
 }

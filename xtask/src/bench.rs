@@ -28,8 +28,12 @@ pub(crate) fn run(checkout: &Checkout, peers: bool, arguments: &[String]) -> Res
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
-    let mut command = cargo.command(&["run", "--release", "-p", "brigade-bench", "--"]);
-    command.args(arguments);
+    let mut command = cargo.command(&["run", "--release", "-p", "brigade-bench"]);
+    // Its comparisons have names of their own; others measure programs without it.
+    if arguments.iter().any(|it| it.starts_with("tpu-")) {
+        command.args(["--features", "tpu"]);
+    }
+    command.arg("--").args(arguments);
     if environment.is_installed() {
         command.env("BRIGADE_PEER_PYTHON", environment.python());
     } else {

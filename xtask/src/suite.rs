@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use brigade_test_needs::{Missed, PACKAGES, REPORT, required};
+use brigade_test_needs::{Missed, Need, PACKAGES, REPORT, required};
 use tempfile::TempDir;
 
 use crate::cargo::{self, Cargo};
@@ -28,7 +28,7 @@ use crate::checkout::Checkout;
 use crate::install;
 use crate::nextest::Nextest;
 use crate::package;
-use crate::workspace::Workspace;
+use crate::workspace::{Package, Workspace};
 
 use documents::Documents;
 use preload::Preload;
@@ -144,8 +144,14 @@ impl<'a> Run<'a> {
                 (self.workspace.with_numeric_tests(self.checkout), Some(filter))
             }
             Selection::OnDevice(device) if device == "tpu" => {
-                let arguments = on_tpu().map(str::to_owned).to_vec();
-                return Ok(cargo::exit_code(self.run_tests(arguments, &[])?));
+                let lack = Need::Tpu.lacking();
+                let arguments = on_tpu(&self.workspace, lack.is_none());
+                let tests = self.run_tests(arguments, &[("BRIGADE_TEST_DEVICE", device)])?;
+                match lack {
+                    Some(lack) => eprintln!("numeric tests were not run: {lack}"),
+                    None => eprint!("{}", left_out_on_tpu(&self.workspace)),
+                }
+                return Ok(cargo::exit_code(tests));
             }
             Selection::OnDevice(device) => {
                 variables.push(("BRIGADE_TEST_DEVICE", device));
@@ -420,17 +426,56 @@ const NUMERIC: &str = "binary(numeric) | test(/(^|::)numeric::/)";
 /// Returns nextest's filter for tests that take their tensors' device from `brigade-test-device`: the numeric tests of
 /// packages that depend on it, without modules that are about the CPU.
 fn on_any_device(workspace: &Workspace) -> String {
-    let packages = workspace.packages.iter();
-    let packages = packages.filter(|it| it.dependencies.contains("brigade-test-device"));
+    let packages = workspace.packages.iter().filter(|it| takes_any_device(it));
     let packages: Vec<_> = packages.map(|it| format!("package({})", it.name)).collect();
     format!("({}) & not test(/(^|::)cpu::/)", packages.join(" | "))
 }
 
-/// Returns arguments for cargo-nextest that select the tests on a TPU.
-fn on_tpu() -> [&'static str; 10] {
-    let features = "brigade-learn/tpu,brigade-torch/tpu,brigade-train/tpu";
-    let [torch, train, learn] = ["brigade-torch", "brigade-train", "brigade-learn"];
-    ["-p", torch, "-p", train, "-p", learn, "--features", features, "--test", "tpu"]
+fn takes_any_device(package: &Package) -> bool {
+    package.dependencies.contains("brigade-test-device")
+}
+
+/// Returns arguments for cargo-nextest that select the tests on a TPU: the test programs `tpu`, and with `numeric` the
+/// tests of [`on_any_device`] without those that their packages leave out.
+fn on_tpu(workspace: &Workspace, numeric: bool) -> Vec<String> {
+    let packages = workspace.packages.iter();
+    let own = |it: &&Package| it.tests.contains("tpu");
+    let features: Vec<_> =
+        packages.clone().filter(own).map(|it| format!("{}/tpu", it.name)).collect();
+    let mut arguments = vec!["--features".to_owned(), features.join(",")];
+    let mut filter = "binary(tpu)".to_owned();
+    let mut programs = vec!["tpu"];
+    if numeric {
+        let left_out = packages.clone().flat_map(|it| {
+            let starts = it.settings.not_on_tpu.keys();
+            starts.map(move |start| {
+                let start = if start == "*" { "" } else { start };
+                format!(" & not (package({}) & binary(numeric) & test(/^{start}/))", it.name)
+            })
+        });
+        let on_any_device = on_any_device(workspace);
+        filter.push_str(&format!(" | (binary(numeric) & {on_any_device}"));
+        filter.extend(left_out);
+        filter.push(')');
+        programs.push("numeric");
+    }
+    let has_some = |it: &&Package| {
+        let left_out = it.settings.not_on_tpu.contains_key("*");
+        own(it) || numeric && it.tests.contains("numeric") && takes_any_device(it) && !left_out
+    };
+    arguments.extend(packages.filter(has_some).flat_map(|it| ["-p".to_owned(), it.name.clone()]));
+    arguments.extend(programs.into_iter().flat_map(|it| ["--test", it]).map(str::to_owned));
+    arguments.extend(["-E".to_owned(), filter]);
+    arguments
+}
+
+/// Returns a line for each beginning of names of tests that do not run on TPUs.
+fn left_out_on_tpu(workspace: &Workspace) -> String {
+    let all = workspace.packages.iter().flat_map(|package| {
+        let entries = package.settings.not_on_tpu.iter();
+        entries.map(move |(start, why)| format!("not on TPUs: {} {start}: {why}\n", package.name))
+    });
+    all.collect()
 }
 
 /// Returns the packages in arguments for cargo.
@@ -489,6 +534,32 @@ mod tests {
             assert!(names.contains(name), "{names:?}");
         }
         assert!(!names.contains("it"), "{names:?}");
+    }
+
+    #[test]
+    fn tests_that_are_left_out_on_tpus_are_there() {
+        let checkout = Checkout::find().unwrap();
+        let workspace = Workspace::of(&checkout).unwrap();
+        for package in &workspace.packages {
+            for (start, reason) in &package.settings.not_on_tpu {
+                assert!(!reason.is_empty(), "{}: {start}", package.name);
+                if start == "*" {
+                    continue;
+                }
+                let numeric = checkout.root().join(&package.folder).join("tests/numeric");
+                let mut parts: Vec<&str> = start.split("::").collect();
+                let last = parts.pop().unwrap();
+                let module = parts.iter().fold(numeric, |folder, part| folder.join(part));
+                let text = fs::read_to_string(module.with_extension("rs"));
+                let known = text.is_ok_and(|text| {
+                    text.contains(&format!("fn {last}")) || text.contains(&format!(", {last}"))
+                });
+                assert!(known, "{}: {start}", package.name);
+            }
+        }
+        let arguments = on_tpu(&workspace, true).join(" ");
+        assert!(arguments.contains("-p brigade-nn ") && arguments.contains("brigade-train/tpu"));
+        assert!(!on_tpu(&workspace, false).join(" ").contains("numeric"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Packages of the workspace, from `cargo metadata`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -50,6 +50,9 @@ pub(crate) struct Settings {
     pub(crate) on_gpus: Vec<String>,
     /// Those of the test programs that take seconds on one processor, and also run without a GPU.
     pub(crate) short: BTreeSet<String>,
+    /// Numeric tests that do not run on TPUs (`cargo xtask test --device tpu`), by the beginnings of their names, with the
+    /// reasons; `*` for all of them.
+    pub(crate) not_on_tpu: BTreeMap<String, String>,
     /// `true` if it is published for tests of other packages: no other published package may depend on it.
     pub(crate) for_tests: bool,
     /// `true` if its shipped part never links libtorch: a program that starts ranks must start in milliseconds.

@@ -176,7 +176,8 @@ std::unique_ptr<Work> all_reduce_coalesced(
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
   auto all = copy_handles(tensors);
-  if (go_by_nccl(group, all)) {
+  const bool one_by_one = !group.reduces_lists && !all.empty() && !all[0].is_cpu();
+  if (one_by_one || go_by_nccl(group, all)) {
     return start_together(group, all, all.size(), [&](size_t i) {
       std::vector<at::Tensor> list{all[i]};
       return group.live()->allreduce(list, opts);

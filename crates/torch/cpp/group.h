@@ -32,6 +32,8 @@ struct Group {
   bool shares_memory = false;
   // Whether tensors on GPUs go by NCCL: on a stream, without the host.
   bool has_nccl = false;
+  // Whether the backend of the group's devices all-reduces several tensors as one operation.
+  bool reduces_lists = true;
   // Ends what NCCL has in flight; undefined for other groups.
   std::function<void()> finish;
   // What a fake group would have sent; null for other groups.

@@ -65,8 +65,9 @@ struct Seen {
   }
 };
 
-// CPU and CUDA, as in `autocast_enter`.
-constexpr std::array<int8_t, 2> autocast_devices{0, 1};
+// CPU, CUDA and PrivateUse1 (TPUs), as in `autocast_enter`.
+constexpr std::array<int8_t, 3> autocast_devices{0, 1, 20};
+using AutocastStates = std::array<AutocastState, autocast_devices.size()>;
 
 AutocastState autocast_now(int8_t device) {
   const auto type = static_cast<at::DeviceType>(device);
@@ -77,7 +78,7 @@ AutocastState autocast_now(int8_t device) {
 }
 
 struct AutocastScope {
-  explicit AutocastScope(const std::array<AutocastState, 2>& next) {
+  explicit AutocastScope(const AutocastStates& next) {
     for (size_t i = 0; i < autocast_devices.size(); ++i) {
       before[i] = autocast_enter(autocast_devices[i], next[i]);
     }
@@ -89,10 +90,10 @@ struct AutocastScope {
   }
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;
-  std::array<AutocastState, 2> before;
+  AutocastStates before;
 };
 
-// -1 is the CPU's generator.
+// By the numbers of `default_generator`.
 using RandomStates = std::vector<std::pair<int32_t, rust::Vec<uint8_t>>>;
 
 void set_random(const RandomStates& states) {
@@ -123,7 +124,7 @@ struct RecomputeFrame {
   std::mutex mutex;
   std::vector<SavedVariable> inputs;
   RandomStates random;
-  std::array<AutocastState, 2> autocast;
+  AutocastStates autocast;
   std::vector<Seen> saved;
   std::optional<rust::Box<Recompute>> recompute;
   std::vector<at::Tensor> values;
@@ -255,17 +256,20 @@ at::Tensor RecomputeFrame::take(size_t index, const std::shared_ptr<RecomputeFra
 
 std::unique_ptr<RecomputePart> recompute_begin(rust::Slice<const TensorRef> inputs) {
   auto frame = std::make_shared<RecomputeFrame>();
-  int32_t cuda = -1;
+  constexpr int32_t kCpu = -1, kTpu = -2;
+  int32_t device = kCpu;
   for (const auto& input : copy_handles(inputs)) {
     // Under an outer part its hooks take this: the inputs of a nested part are recomputed, too.
     frame->inputs.emplace_back(input, /*is_output=*/false);
     if (input.is_cuda()) {
-      cuda = input.get_device();
+      device = input.get_device();
+    } else if (input.is_privateuseone()) {
+      device = kTpu;
     }
   }
-  frame->random.emplace_back(-1, rng_state(-1));
-  if (cuda >= 0) {
-    frame->random.emplace_back(cuda, rng_state(cuda));
+  frame->random.emplace_back(kCpu, rng_state(kCpu));
+  if (device != kCpu) {
+    frame->random.emplace_back(device, rng_state(device));
   }
   for (size_t i = 0; i < autocast_devices.size(); ++i) {
     frame->autocast[i] = autocast_now(autocast_devices[i]);

@@ -13,17 +13,21 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Type.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
 #include <dlfcn.h>
+#include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace brigade {
 
@@ -174,6 +178,23 @@ at::Tensor plain_attention(
       query, key, value, mask, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
 }
 
+// The loss scale after a step, which TorchTPU 0.2.0 lacks.
+at::Tensor& update_scale(
+    at::Tensor& scale,
+    at::Tensor& tracker,
+    const at::Tensor& found_inf,
+    double growth,
+    double backoff,
+    int64_t interval) {
+  const auto overflow = found_inf.ne(0), next = tracker.add(1);
+  const auto grown = scale.mul(growth);
+  const auto due = overflow.logical_not().logical_and(next.eq(interval));
+  const auto kept = at::where(due.logical_and(grown.isfinite()), grown, scale);
+  scale.copy_(at::where(overflow, scale.mul(backoff), kept));
+  tracker.copy_(at::where(overflow.logical_or(due), at::zeros_like(next), next));
+  return scale;
+}
+
 // The gradient of a convolution's input as a convolution of the output's gradient, undefined where that is not so simple.
 // XLA's compiler for CPUs computes the form that TorchTPU gives it, with a reversed window, a hundred times slower.
 at::Tensor input_gradient(const c10::ArrayRef<c10::IValue> arguments) {
@@ -257,6 +278,43 @@ void convolution_backward(
   }
 }
 
+// TorchTPU's hooks leave the number of devices at 0, for which libtorch's `manual_seed` seeds none of their generators.
+// They are an object without fields and cannot be registered a second time: it gets a copy of its table of virtual
+// functions, in which one says that there is a device.
+void count_devices(void* library, const std::string& path) {
+  struct Counted final : at::PrivateUse1HooksInterface {
+    c10::DeviceIndex deviceCount() const override {
+      return 1;
+    }
+  };
+  auto* const theirs = symbol<void*>(library, path, "_ZTVN9torch_tpu17TpuHooksInterfaceE");
+  Dl_info info;
+  ElfW(Sym)* entry = nullptr;
+  TORCH_CHECK(
+      dladdr1(theirs, &info, reinterpret_cast<void**>(&entry), RTLD_DL_SYMENT) != 0 && entry != nullptr,
+      path, " does not say how large the table of its hooks is");
+  static const std::vector<void*> table = [&] {
+    std::vector<void*> copy(theirs, theirs + entry->st_size / sizeof(void*));
+    // Before the functions are the offset to the whole object and the type. A pointer to a virtual function is its
+    // offset in the table plus 1.
+    constexpr size_t kBefore = 2;
+    const auto function = &at::AcceleratorHooksInterface::deviceCount;
+    size_t offset = 0;
+    std::memcpy(&offset, &function, sizeof(offset));
+    const auto place = kBefore + (offset - 1) / sizeof(void*);
+    static const Counted counted;
+    void** ours = nullptr;
+    std::memcpy(&ours, &counted, sizeof(ours));
+    copy.at(place) = ours[place - kBefore];
+    return copy;
+  }();
+  auto* const hooks = const_cast<at::PrivateUse1HooksInterface*>(&at::detail::getPrivateUse1Hooks());
+  void* const* functions = table.data() + 2;
+  std::memcpy(static_cast<void*>(hooks), &functions, sizeof(functions));
+  const auto count = at::detail::getPrivateUse1Hooks().deviceCount();
+  TORCH_CHECK(count == 1, "TorchTPU's hooks count ", count, " devices instead of 1");
+}
+
 // Registrations live as long as the process: their destructors would run after TorchTPU's.
 void register_devices(bool is_libtpu) {
   using Kind = torch::Library::Kind;
@@ -272,6 +330,7 @@ void register_devices(bool is_libtpu) {
   };
   kept().native_batch_norm.emplace(kernel("aten::native_batch_norm"));
   ours->impl("native_batch_norm", torch::CppFunction::makeFromBoxedFunction<&native_batch_norm>());
+  ours->impl("_amp_update_scale_", TORCH_FN(update_scale));
   if (!is_libtpu) {
     kept().convolution_backward.emplace(kernel("aten::convolution_backward"));
     ours->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
@@ -301,6 +360,35 @@ PjrtVersion pjrt_version(rust::Str plugin) {
   return {api->major, api->minor};
 }
 
+namespace {
+
+// TorchTPU's library for this libtorch, with its path.
+struct Glue {
+  void* library = nullptr;
+  std::string path;
+};
+
+Glue& loaded_glue() {
+  static Glue glue;
+  return glue;
+}
+
+// The process that has loaded TorchTPU. A fork of it has none of TorchTPU's threads, and would wait for them in vain.
+pid_t loaded_by = 0;
+
+void wait_at_end() {
+  if (loaded_by != getpid()) {
+    return;
+  }
+  try {
+    synchronize_tpu();
+  } catch (...) {
+    // Who needed the results has had the error.
+  }
+}
+
+} // namespace
+
 void load_tpu(const TpuFiles& files) {
   const std::string plugin(files.plugin), glue(files.glue);
   // A program inside of Python has the real one.
@@ -316,10 +404,20 @@ void load_tpu(const TpuFiles& files) {
       TORCH_CHECK(refused == nullptr, plugin, ": ", refused);
     }
   }
-  // A rank's messages go by its process group. TorchTPU takes a world size for that of its own, of which it then wants
-  // the topology.
-  std::optional<Variable> alone;
-  if (std::getenv("TORCH_TPU_TOPOLOGY") == nullptr) {
+  // By default a rank's messages go by Gloo. TorchTPU takes a world size for ranks of its own process group, whose
+  // addresses and topology it then needs.
+  std::optional<Variable> alone, addresses, topology;
+  if (files.joins_slice) {
+    const auto from = [](std::optional<Variable>& variable, const char* name, const char* other) {
+      if (std::getenv(name) == nullptr) {
+        const char* value = std::getenv(other);
+        TORCH_CHECK(value != nullptr, "TorchTPU's process group needs ", name, " or ", other, " in the environment");
+        variable.emplace(name, value);
+      }
+    };
+    from(addresses, "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TPU_PROCESS_ADDRESSES");
+    from(topology, "TORCH_TPU_TOPOLOGY", "TPU_PROCESS_BOUNDS");
+  } else {
     alone.emplace("WORLD_SIZE", std::nullopt);
   }
   // Its notes on each start are none of the program's; errors are.
@@ -332,31 +430,90 @@ void load_tpu(const TpuFiles& files) {
   open(std::string(files.base), RTLD_GLOBAL);
   void* const library = open(glue, RTLD_GLOBAL);
   auto* const add_hooks = symbol<Status()>(library, glue, "_ZN9torch_tpu11AddTpuHooksEv");
+  loaded_glue() = {library, glue};
+  static auto* const end_materializations =
+      symbol<void()>(library, glue, "_ZN9torch_tpu28ShutDownMaterializationStateEv");
+  static auto* const end_compilations =
+      symbol<void()>(library, glue, "_ZN9torch_tpu16CompilationCache8ShutDownEv");
   c10::register_privateuse1_backend("tpu");
   const auto added = add_hooks().value;
   TORCH_CHECK(added == Status::kOk, "TorchTPU refuses its hooks, status ", added);
+  count_devices(library, glue);
   register_devices(/*is_libtpu=*/!files.wraps_plugin);
   // Starts the plug-in, and compiles and runs a first operation.
   const auto two = at::ones({2}, at::Device(kTpu, 0)).sum().item<float>();
   TORCH_CHECK(two == 2, "the first sum on the TPU is ", two, " instead of 2");
-  // Runs before TorchTPU's destructors, which were registered earlier and crash while work is pending.
-  static const pid_t loaded_by = getpid();
+  // As if `manual_seed`, which seeds the generators of all devices, had been called after this.
+  auto generator = at::globalContext().defaultGenerator(at::Device(kTpu, 0));
+  {
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(at::globalContext().defaultGenerator(at::kCPU).current_seed());
+  }
+  loaded_by = getpid();
+  // Runs before the destructors of TorchTPU and of the plug-in, which were registered earlier and crash while work is
+  // pending or a thread compiles, as some do for operations that may come.
   std::atexit([] {
-    // A fork has none of TorchTPU's threads, for which this would wait.
-    if (getpid() != loaded_by) {
+    if (loaded_by != getpid()) {
       return;
     }
-    try {
-      synchronize_tpu();
-    } catch (...) {
-      // The process ends: who needed the results has had the error.
-    }
+    wait_at_end();
+    end_materializations();
+    end_compilations();
   });
 }
 
-void quiet_tpu_reads() {
+void prepare_tpu_thread() {
   // TorchTPU looks at the gradient of a tensor whose values it copies to the host. Lives as long as the thread.
   thread_local const WarningFilter filter("The .grad attribute of a Tensor that is not a leaf Tensor");
+  // The process's end destroys what the plug-in has made last first, before functions that were registered earlier run:
+  // pending work would use it. A thread's own objects are destroyed before that.
+  struct End {
+    ~End() {
+      wait_at_end();
+    }
+  };
+  thread_local const End end;
+}
+
+std::unique_ptr<Group> tpu_group(
+    const Store& tpu_store,
+    const Store& gloo_store,
+    int32_t rank,
+    int32_t size,
+    const GlooOptions& options) {
+  using Type = c10d::ProcessGroup::BackendType;
+  const auto& [library, path] = loaded_glue();
+  TORCH_CHECK_NOT_IMPLEMENTED(library != nullptr, "TorchTPU is not loaded");
+  // torch_tpu::ProcessGroupTpu, of which TorchTPU has the symbols and no header for C++. Its size is unknown: it has a
+  // dozen fields behind those of c10d::Backend.
+  constexpr size_t kRoom = sizeof(c10d::Backend) + 4096;
+  auto* const construct = symbol<void(void*, c10::intrusive_ptr<c10d::Store>, int, int)>(
+      library,
+      path,
+      "_ZN9torch_tpu15ProcessGroupTpuC1EN3c1013intrusive_ptrIN4c10d5StoreENS1_6detail34intrusive_target_default_"
+      "null_typeIS4_EEEEii");
+  // Connects all ranks: who is missing is known before TorchTPU waits for them.
+  const auto [gloo, shares_memory] = gloo_backend(gloo_store, rank, size, options);
+  void* const room = ::operator new(kRoom);
+  try {
+    construct(room, tpu_store.live(), rank, size);
+  } catch (...) {
+    ::operator delete(room);
+    throw;
+  }
+  const auto tpu =
+      c10::intrusive_ptr<c10d::Backend>::unsafe_steal_from_new(static_cast<c10d::Backend*>(room));
+  // Never freed: its own operator delete would name another size than that of the memory.
+  c10::raw::intrusive_ptr::incref(tpu.get());
+  auto group = wrap_backend(
+      tpu_store,
+      rank,
+      size,
+      options.name,
+      {{kTpu, Type::CUSTOM, tpu}, {c10::DeviceType::CPU, Type::GLOO, gloo}});
+  group->shares_memory = shares_memory;
+  group->reduces_lists = false;
+  return group;
 }
 
 void synchronize_tpu() {

@@ -24,6 +24,14 @@ pub enum Backend {
     /// error of [`Fault::Timeout`](crate::Fault::Timeout). The environment variable `TORCH_NCCL_ASYNC_ERROR_HANDLING`
     /// with the value 0 or 3 changes that; 1, which launchers set, counts as unset.
     Nccl,
+    /// TorchTPU's process group for tensors on TPUs, with Gloo beside it for CPU tensors, objects and barriers
+    /// (experimental, tried with one rank only). The chips of the ranks exchange data themselves, so all ranks must be
+    /// on one slice, one on each chip, as `brigade launch` starts them on a host whose chips are all used. It has no
+    /// time limit and no operation `reduce`, and subgroups of fewer ranks use Gloo. Needs the feature `tpu`.
+    ///
+    /// An `Accelerator` with this backend prepares TorchTPU for it. Another program calls [`crate::join_tpu_slice`]
+    /// before it loads TorchTPU.
+    Tpu,
     /// A simulated backend: every operation completes at once, as if all ranks had sent the same data as this one. It
     /// counts the messages that a rank would send ([`crate::ProcessGroup::traffic`]).
     Fake,
@@ -47,9 +55,9 @@ pub enum GlooDevice {
 pub(crate) struct RankInfo<'a> {
     /// Store with the ranks' addresses for Gloo.
     pub(crate) store: &'a Store,
-    /// The same for NCCL.
-    pub(crate) nccl_store: &'a Store,
-    /// Network interface or address of Gloo beside NCCL.
+    /// The same for the backend of devices.
+    pub(crate) device_store: &'a Store,
+    /// Network interface or address of Gloo beside another backend.
     pub(crate) gloo: &'a GlooDevice,
     pub(crate) rank: i32,
     pub(crate) size: i32,
@@ -63,7 +71,7 @@ impl Backend {
         &self,
         rank_info: &RankInfo<'_>,
     ) -> Result<UniquePtr<ffi::Group>, cxx::Exception> {
-        let RankInfo { store, nccl_store, gloo, rank, size, name, timeout, share_memory } =
+        let RankInfo { store, device_store, gloo, rank, size, name, timeout, share_memory } =
             *rank_info;
         let options = |device: &'_ GlooDevice| {
             let (address, interfaces) = match device {
@@ -79,8 +87,14 @@ impl Backend {
         match self {
             Self::Gloo(device) => ffi::gloo_group(store.raw(), rank, size, &options(device)),
             Self::Nccl => {
-                ffi::nccl_group(nccl_store.raw(), store.raw(), rank, size, &options(gloo))
+                ffi::nccl_group(device_store.raw(), store.raw(), rank, size, &options(gloo))
             }
+            #[cfg(feature = "tpu")]
+            Self::Tpu => {
+                ffi::tpu_group(device_store.raw(), store.raw(), rank, size, &options(gloo))
+            }
+            #[cfg(not(feature = "tpu"))]
+            Self::Tpu => unreachable!("refused before: this program has no TPU"),
             Self::Fake => ffi::fake_group(store.raw(), rank, size, name),
         }
     }
@@ -89,9 +103,14 @@ impl Backend {
     pub(crate) fn is_gloo(&self, device: Device) -> bool {
         match self {
             Self::Gloo(_) => true,
-            Self::Nccl => device == Device::Cpu,
+            Self::Nccl | Self::Tpu => device == Device::Cpu,
             Self::Fake => false,
         }
+    }
+
+    /// Returns `true` if the backend computes means of a device's tensors itself.
+    pub(crate) fn has_mean(&self, device: Device) -> bool {
+        !self.is_gloo(device) && *self != Self::Tpu
     }
 }
 

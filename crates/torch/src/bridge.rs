@@ -453,6 +453,8 @@ pub(crate) mod ffi {
         plugin: &'a str,
         /// `true` if TorchTPU gets the plug-in through the carried library.
         wraps_plugin: bool,
+        /// `true` if this process becomes a rank of TorchTPU's process group.
+        joins_slice: bool,
     }
 
     /// Version of the C API of a PJRT plug-in.
@@ -731,7 +733,15 @@ pub(crate) mod ffi {
         #[cfg(feature = "tpu")]
         fn load_tpu(files: &TpuFiles<'_>) -> Result<()>;
         #[cfg(feature = "tpu")]
-        fn quiet_tpu_reads() -> Result<()>;
+        fn prepare_tpu_thread() -> Result<()>;
+        #[cfg(feature = "tpu")]
+        fn tpu_group(
+            tpu_store: &Store,
+            gloo_store: &Store,
+            rank: i32,
+            size: i32,
+            options: &GlooOptions<'_>,
+        ) -> Result<UniquePtr<Group>>;
         #[cfg(feature = "tpu")]
         fn synchronize_tpu() -> Result<()>;
 

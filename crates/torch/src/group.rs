@@ -16,7 +16,7 @@ use tch::{Device, Tensor};
 use crate::autograd::BackwardOptions;
 use crate::backend::{Backend, GlooDevice, RankInfo};
 use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
-use crate::device::cuda_devices;
+use crate::device::{DeviceKind, Tpu, cuda_devices};
 use crate::error::{CollectiveError, Error, Fault, Thrown, TorchError};
 use crate::missing_ranks::MissingRanks;
 use crate::store::{Store, milliseconds};
@@ -187,10 +187,10 @@ impl ProcessGroup {
         check_backend(&backend, &name)?;
         // The key layout of PyTorch, so that its ranks can connect to Brigade's: the group's part, then the device's.
         let own = store.prefix(&format!("{}/", store_key.as_ref().unwrap_or(&name)))?;
-        let (keys, nccl_keys) = (own.prefix("cpu/")?, own.prefix("cuda/")?);
+        let (keys, device_keys) = (own.prefix("cpu/")?, own.prefix("cuda/")?);
         let rank_info = RankInfo {
             store: &keys,
-            nccl_store: &nccl_keys,
+            device_store: &device_keys,
             gloo: &gloo,
             rank: rank32,
             size: size32,
@@ -201,7 +201,7 @@ impl ProcessGroup {
         own.set(&joined(rank), b"1")?;
         // The ranks connect within the group's own time limit.
         keys.set_timeout(timeout)?;
-        nccl_keys.set_timeout(timeout)?;
+        device_keys.set_timeout(timeout)?;
         let begun = Instant::now();
         let group = backend.connect(&rank_info).map_err(|error| {
             let thrown = Thrown::read(&error);
@@ -298,7 +298,12 @@ impl ProcessGroup {
             share_memory: inner.share_memory,
         };
         let global = ranks.iter().map(|&rank| inner.ranks[rank]).collect();
-        Self::connect(&inner.store, rank, global, inner.backend.clone(), options).map(Some)
+        let backend = match &inner.backend {
+            // TorchTPU would wait for a collective of all ranks of the slice.
+            Backend::Tpu if ranks.len() < inner.size => Backend::Gloo(inner.gloo.clone()),
+            backend => backend.clone(),
+        };
+        Self::connect(&inner.store, rank, global, backend, options).map(Some)
     }
 
     /// Returns the rank of this process in the group, from 0.
@@ -585,6 +590,17 @@ fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
                 operation: "new_group",
                 fault: Fault::Unsupported,
                 detail: format!("group {name:?}: NCCL needs a GPU, and {reason}"),
+            }
+            .into()),
+        },
+        Backend::Tpu => match Tpu.load() {
+            Ok(()) => Ok(()),
+            Err(reason) => Err(TorchError::Libtorch {
+                operation: "new_group",
+                fault: Fault::Unsupported,
+                detail: format!(
+                    "group {name:?}: TorchTPU's process group needs a TPU, and {reason}"
+                ),
             }
             .into()),
         },

@@ -184,7 +184,7 @@ impl PendingWork {
             (None, _) => milliseconds(limit),
             // Collectives have a limit of their own, but Gloo measures it from the start of its thread, and again for
             // each message of the collective. Gloo's error has more details, so this limit is a little longer.
-            (Some(begun), Backend::Gloo(_) | Backend::Nccl) if !on_stream => {
+            (Some(begun), Backend::Gloo(_) | Backend::Nccl | Backend::Tpu) if !on_stream => {
                 milliseconds(limit.saturating_add(SLACK).saturating_sub(begun.elapsed()))
             }
             // With a limit here, NCCL blocks this thread instead of its stream, so it is set only if the handle has its

@@ -3,9 +3,10 @@
  *
  * - The soname libtorch_python.so, which they need for functions of CPython. There is no interpreter here:
  *   `Py_IsInitialized` says so, and the other functions return what they return when they fail.
- * - `GetPjrtApi`: the plug-in's own, but a client is made without options where the plug-in refuses them. TorchTPU
- *   gives options that only libtpu has. */
+ * - `GetPjrtApi`: the plug-in's own, but where the plug-in refuses TorchTPU's options, which only libtpu has, a client
+ *   is made with one device, of which XLA's client for CPUs would have several, or without options. */
 #include <dlfcn.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,6 +61,24 @@ typedef struct {
 typedef struct {
   size_t struct_size;
   void* extension_start;
+  const char* name;
+  size_t name_size;
+  int type;
+  union {
+    const char* text;
+    int64_t number;
+    const int64_t* numbers;
+    float decimal;
+    _Bool truth;
+  } value;
+  size_t value_size;
+} NamedValue;
+
+enum { NAMED_NUMBER = 1 };
+
+typedef struct {
+  size_t struct_size;
+  void* extension_start;
   const void* options;
   size_t num_options;
 } ClientCreateArgs;
@@ -74,13 +93,16 @@ static const Api* (*real_api)(void);
 static const Api* real;
 
 static void* client_create(void* raw) {
+  static const char count[] = "cpu_device_count";
+  const NamedValue one = {sizeof(NamedValue), NULL, count, sizeof(count) - 1, NAMED_NUMBER, {.number = 1}, 1};
+  const NamedValue* const fewer[] = {&one, NULL};
   ClientCreateArgs* args = raw;
   void* error = real->client_create(args);
-  if (error != NULL && args->num_options > 0) {
+  for (size_t i = 0; error != NULL && args->num_options > 0 && i < sizeof(fewer) / sizeof(*fewer); ++i) {
     ErrorDestroyArgs destroy = {sizeof(ErrorDestroyArgs), NULL, error};
     real->error_destroy(&destroy);
-    args->options = NULL;
-    args->num_options = 0;
+    args->options = fewer[i];
+    args->num_options = fewer[i] != NULL;
     error = real->client_create(args);
   }
   return error;

@@ -405,8 +405,7 @@ impl ProcessGroup {
             ReduceOp::BitAnd => (ffi::Reduction::BitAnd, None),
             ReduceOp::BitOr => (ffi::Reduction::BitOr, None),
             ReduceOp::BitXor => (ffi::Reduction::BitXor, None),
-            // Gloo has no operation for the mean.
-            ReduceOp::Mean if self.backend().is_gloo(tensor.device()) => {
+            ReduceOp::Mean if !self.backend().has_mean(tensor.device()) => {
                 (ffi::Reduction::Sum, Some(self.size() as f64))
             }
             ReduceOp::Mean => (ffi::Reduction::Mean, None),

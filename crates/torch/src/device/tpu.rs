@@ -1,5 +1,7 @@
 //! Google's TPUs through TorchTPU's backend for libtorch, and the reasons why this process cannot use them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tch::Device;
 
 use super::{DeviceKind, DeviceUnavailable, MemoryInfo};
@@ -68,7 +70,7 @@ impl DeviceKind for Tpu {
 
     fn load(&self) -> Result<(), DeviceUnavailable> {
         loaded()?;
-        Ok(quiet_reads()?)
+        Ok(prepare_thread()?)
     }
 
     fn synchronize(&self, _index: usize) -> Result<(), Error> {
@@ -82,6 +84,33 @@ impl DeviceKind for Tpu {
 pub fn tpu_compiled() -> bool {
     cfg!(feature = "tpu")
 }
+
+/// Makes this process a rank of TorchTPU's process group ([`Backend::Tpu`]) when TorchTPU is loaded: its chip is one of a
+/// slice with one rank on each chip, whose shape and addresses the launcher's variables have (`TPU_PROCESS_BOUNDS` and
+/// `TPU_PROCESS_ADDRESSES`, or `TORCH_TPU_TOPOLOGY` and `TORCH_TPU_SLICEBUILDER_ADDRESSES`). An `Accelerator` with this
+/// backend calls it.
+///
+/// # Errors
+/// Returns an error if TorchTPU was loaded before for this process alone.
+pub fn join_tpu_slice() -> Result<(), Error> {
+    if JOINS_SLICE.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    if !LOADED.load(Ordering::Relaxed) {
+        JOINS_SLICE.store(true, Ordering::Relaxed);
+        return Ok(());
+    }
+    Err(Error::invalid_argument(
+        "TorchTPU was loaded for this process alone, and cannot join the other ranks: use the TPU after the \
+         Accelerator is built",
+    ))
+}
+
+/// `true` if this process is to be a rank of TorchTPU's process group.
+static JOINS_SLICE: AtomicBool = AtomicBool::new(false);
+
+/// `true` from when this process begins to load TorchTPU.
+static LOADED: AtomicBool = AtomicBool::new(false);
 
 /// Reason why no TPU can be used. Its text is a clause such as `there is no TPU`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -118,6 +147,15 @@ pub enum TpuUnavailable {
         /// Smallest version that is sufficient.
         needed: String,
     },
+    /// The plug-in's devices belong to no slice, in which ranks of [`Backend::Tpu`] exchange data.
+    #[error(
+        "the devices of {plugin} exchange no data with those of other processes, as `Backend::Tpu` needs: use \
+         `Backend::Gloo`"
+    )]
+    NoSlice {
+        /// Path of the plug-in.
+        plugin: String,
+    },
     /// TorchTPU or the plug-in could not be loaded, for example because a function is missing in it.
     #[error("TorchTPU cannot be loaded: {detail}")]
     Failed {
@@ -139,13 +177,13 @@ fn loaded() -> Result<&'static Loaded, TpuUnavailable> {
 }
 
 #[cfg(not(feature = "tpu"))]
-fn quiet_reads() -> Result<(), TpuUnavailable> {
+fn prepare_thread() -> Result<(), TpuUnavailable> {
     Ok(())
 }
 
 #[cfg(feature = "tpu")]
-fn quiet_reads() -> Result<(), TpuUnavailable> {
-    crate::bridge::ffi::quiet_tpu_reads()
+fn prepare_thread() -> Result<(), TpuUnavailable> {
+    crate::bridge::ffi::prepare_tpu_thread()
         .map_err(|error| TpuUnavailable::Failed { detail: detail(&error) })
 }
 
@@ -175,6 +213,7 @@ fn load() -> Result<Loaded, TpuUnavailable> {
 
     use crate::bridge::ffi;
 
+    LOADED.store(true, Ordering::Relaxed);
     let failed = |error: &cxx::Exception| TpuUnavailable::Failed { detail: detail(error) };
     let files = TpuFiles::find().ok_or(TpuUnavailable::NotInstalled)?;
     let plugin = files.plugin().ok_or(TpuUnavailable::NotInstalled)?;
@@ -182,6 +221,10 @@ fn load() -> Result<Loaded, TpuUnavailable> {
     let is_libtpu = plugin.file_name().is_some_and(|name| name == "libtpu.so");
     if is_libtpu && !may_have_devices_for_one_process(&host_root()) {
         return Err(TpuUnavailable::NoDevice);
+    }
+    let joins_slice = JOINS_SLICE.load(Ordering::Relaxed);
+    if joins_slice && !is_libtpu {
+        return Err(TpuUnavailable::NoSlice { plugin: plugin.display().to_string() });
     }
     let libtorch = crate::libtorch_version();
     let glue = files.glue(&libtorch).ok_or_else(|| TpuUnavailable::OtherLibtorch {
@@ -198,6 +241,7 @@ fn load() -> Result<Loaded, TpuUnavailable> {
         glue,
         plugin,
         wraps_plugin: !is_libtpu,
+        joins_slice,
     })
     .map_err(|error| failed(&error))?;
     Ok(Loaded { plugin: format!("{name}, PJRT {}.{}", version.major, version.minor) })

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use brigade_testkit::dist_test;
 use brigade_torch::{
-    Backend, Error, ErrorKind, Fault, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Store,
+    Backend, DeviceKind, Error, ErrorKind, Fault, GlooDevice, GroupOptions, ProcessGroup, ReduceOp,
+    Store, Tpu,
 };
 use tch::{Device, Tensor};
 
@@ -95,6 +96,15 @@ fn missing_ranks_are_named() {
     let made = ProcessGroup::new(&store, 1, 3, rendezvous::gloo(), options);
     let error = assert_fault(made, Fault::Timeout);
     assert_eq!(missing(&error), [0, 2], "{error}");
+}
+
+#[test]
+fn torchtpus_group_says_what_it_needs() {
+    // With a TPU there is no reason to report.
+    let Err(reason) = Tpu.devices() else { return };
+    let error = assert_fault(alone(Backend::Tpu), Fault::Unsupported);
+    assert!(error.to_string().contains(&reason.to_string()), "{error}");
+    assert!(error.to_string().contains("TorchTPU's process group needs a TPU"), "{error}");
 }
 
 #[test]

@@ -158,7 +158,8 @@ fn it_equals_the_operations_in_float64() {
                 let found = apart(fused, exact);
                 assert!(found <= allowed, "{shape:?}, {mode:?}, {index}: {found}");
             }
-            assert_eq!(fused[0].stride(), case.input.stride());
+            // TPUs have contiguous tensors only.
+            assert_eq!(fused[0].stride(), case.input.relu().stride());
         }
     }
 }
@@ -186,7 +187,8 @@ fn assert_as_close_as_the_operations(by: By, kind: Kind, shapes: &[[i64; 4]]) {
                 let what = format!("{by:?}, {kind:?}, {shape:?}, {mode:?}, {index}");
                 assert!(found <= allowed, "{what}: {found}, allowed {allowed}");
             }
-            assert_eq!(fused[0].stride(), case.input.stride());
+            // TPUs have contiguous tensors only.
+            assert_eq!(fused[0].stride(), case.input.relu().stride());
         }
     }
 }

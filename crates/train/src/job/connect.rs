@@ -10,7 +10,7 @@ use std::time::Duration;
 use brigade_rank_env::{StoreEndpoint, StoreHost, World, own_address};
 use brigade_torch::{
     Backend, DEFAULT_GROUP_TIMEOUT, DEVICE_KINDS, DeviceExt, DeviceUnavailable, Error, GlooDevice,
-    Result, Store, TcpStore, inherited_socket, make_products_reproducible,
+    Result, Store, TcpStore, inherited_socket, join_tpu_slice, make_products_reproducible,
 };
 use parking_lot::Mutex;
 use tch::Device;
@@ -48,6 +48,10 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
     let ConnectOptions { cpu, world, store, device, backend, timeout, gloo } = options;
     let timeout = timeout.unwrap_or(DEFAULT_GROUP_TIMEOUT);
     let world = world.map_or_else(World::from_env, Ok)?;
+    if backend == Some(Backend::Tpu) && !world.is_alone() {
+        // Before TorchTPU is loaded.
+        join_tpu_slice()?;
+    }
     let (device, missing_gpu) = match device {
         Some(device) if cpu && device != Device::Cpu => {
             return Err(Error::invalid_argument(format!(

@@ -83,6 +83,28 @@ fn random_numbers_go_on_from_a_state() {
 }
 
 #[needs(Tpu)]
+fn random_numbers_follow_the_seed() {
+    TPU.load().unwrap();
+    let draw = |seed| {
+        tch::manual_seed(seed);
+        Tensor::rand([5], (Kind::Float, TPU)).to_device(Device::Cpu)
+    };
+    let first = draw(4);
+    assert_ne!(first, draw(5));
+    assert_eq!(first, draw(4));
+}
+
+#[needs(Tpu)]
+fn a_seed_from_before_it_is_loaded_is_kept() {
+    tch::manual_seed(11);
+    TPU.load().unwrap();
+    let draw = || Tensor::rand([5], (Kind::Float, TPU)).to_device(Device::Cpu);
+    let first = draw();
+    tch::manual_seed(11);
+    assert_eq!(first, draw());
+}
+
+#[needs(Tpu)]
 fn the_option_cpu_contradicts_it() {
     let error = builder(TPU).cpu(true).build().unwrap_err().to_string();
     assert!(error.contains("`device(tpu:0)`"), "{error}");

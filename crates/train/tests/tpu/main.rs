@@ -5,6 +5,7 @@
 
 mod checkpoints;
 mod device;
+mod group;
 mod models;
 mod optimizers;
 mod ranks;

@@ -4,7 +4,7 @@ use brigade_models::{BertForSequenceClassification, BertOptions, Gpt2LmHead, Gpt
 use brigade_nn::Model;
 use brigade_optim::{AdamW, Optimizer, Sgd};
 use brigade_test_needs::needs;
-use brigade_torch::{Result, TPU};
+use brigade_torch::{Autocast, Result, TPU};
 use brigade_train::{Precision, PreparedModel};
 use tch::{Device, Kind, Tensor};
 
@@ -46,6 +46,64 @@ fn resnet18_trains_as_on_the_cpu() {
         let amplified = distance(&run(Device::Cpu, &settings, 1.0 + rounding), &expected);
         println!("{amplified:.1e} by one rounding");
         assert_near(&run(TPU, &settings, 1.0), &expected, 10.0 * amplified);
+    }
+}
+
+/// Gradients of one step of ResNet-18 with the same weights, in float64, by the name of the parameter.
+fn gradients_of_resnet18(device: Device, kind: Kind, bf16: bool) -> Vec<(String, Tensor)> {
+    tch::manual_seed(7);
+    let builder = Model::builder().kind(kind);
+    let mut model = builder.build(|path| ResNet::resnet18(path, 10)).unwrap();
+    // Nearly all activations are far from the kink of ReLU, where a rounding would change gradients by more than itself.
+    tch::no_grad(|| {
+        for parameter in model.parameters() {
+            if parameter.name.contains("bn") && parameter.name.ends_with("bias") {
+                let _ = parameter.tensor.shallow_clone().fill_(5.0);
+            }
+        }
+    });
+    model.to_device(device).unwrap();
+    let (images, labels) = images([8, 3, 64, 64], 10, device);
+    let scope = bf16.then(|| Autocast::enter(device, Kind::BFloat16, true).unwrap());
+    let output = model.forward(&images.to_kind(kind)).unwrap();
+    drop(scope);
+    output.to_kind(kind).cross_entropy_for_logits(&labels).backward();
+    let parameters = model.parameters();
+    let gradients = parameters.iter().map(|it| {
+        let gradient = it.tensor.grad().to_device(Device::Cpu).to_kind(Kind::Double);
+        (it.name.clone(), gradient)
+    });
+    gradients.collect()
+}
+
+#[needs(Tpu)]
+fn gradients_of_resnet18_are_as_near_to_float64_as_the_cpus() {
+    let exact = gradients_of_resnet18(Device::Cpu, Kind::Double, false);
+    let errors = |found: &[(String, Tensor)]| -> Vec<f64> {
+        let each = found.iter().zip(&exact);
+        let error = |(found, exact): (&Tensor, &Tensor)| {
+            let scale = exact.abs().max().double_value(&[]);
+            (found - exact).abs().max().double_value(&[]) / scale
+        };
+        each.map(|((_, found), (_, exact))| error((found, exact))).collect()
+    };
+    for bf16 in [false, true] {
+        let [cpu, tpu] =
+            [Device::Cpu, TPU].map(|it| errors(&gradients_of_resnet18(it, Kind::Float, bf16)));
+        let ratios = tpu.iter().zip(&cpu).map(|(tpu, cpu)| tpu / cpu);
+        let largest = ratios.fold(0.0, f64::max);
+        let [most_of_cpu, most] = [&cpu, &tpu].map(|it| it.iter().copied().fold(0.0, f64::max));
+        println!(
+            "bf16 {bf16}: {most:.1e} apart, the CPU {most_of_cpu:.1e}; ratio up to {largest:.1}"
+        );
+        // Sums of other orders have other roundings. Where the CPU's cancel by chance, a layer differs by more.
+        assert!(
+            most <= 4.0 * most_of_cpu,
+            "bf16 {bf16}: {most} apart, and {most_of_cpu} on the CPU"
+        );
+        for ((name, _), (tpu, cpu)) in exact.iter().zip(tpu.iter().zip(&cpu)) {
+            assert!(*tpu <= 16.0 * cpu, "{name}, bf16 {bf16}: {tpu} apart, and {cpu} on the CPU");
+        }
     }
 }
 

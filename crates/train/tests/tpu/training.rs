@@ -132,6 +132,12 @@ fn the_cnn_trains_in_bf16_as_on_the_cpu() {
 }
 
 #[needs(Tpu)]
+fn the_cnn_trains_in_fp16_with_a_loss_scale_as_on_the_cpu() {
+    // As for bf16: small biases, whose roundings are large, decide.
+    on_both(&Settings { precision: Precision::Fp16, ..Settings::default() }, 0.05);
+}
+
+#[needs(Tpu)]
 fn gradients_of_several_batches_are_accumulated() {
     on_both(&Settings { accumulation: 3, ..Settings::default() }, 2e-4);
 }

@@ -69,12 +69,12 @@ impl DeviceScale {
 }
 
 impl GradScaler {
-    /// Returns the device on which the scale is kept for a loss on this device. `None` for devices without streams, and
-    /// for scalers of a program without an Accelerator.
+    /// Returns the device on which the scale is kept for a loss on this device. `None` for the CPU, and for
+    /// scalers of a program without an Accelerator.
     pub(super) fn device(&self, of_loss: Device) -> Option<Device> {
         let inner = self.inner.lock();
         let device = inner.job.as_ref()?.device;
-        (device.has_streams() && of_loss == device).then_some(device)
+        (device.device_kind().is_some() && of_loss == device).then_some(device)
     }
 
     pub(super) fn before_backward_on_device(&self, device: Device) -> Result<()> {
