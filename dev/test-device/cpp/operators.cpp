@@ -59,6 +59,14 @@ Tensor like(const Tensor& other, c10::Storage storage, c10::DispatchKey key) {
   return made;
 }
 
+// Asks for a device's memory to write to, as a kernel of CUDA does: its host views are written behind its back. Ends
+// copy-on-write.
+void ask_to_write(const Tensor& tensor) {
+  if (tensor.defined() && tensor.is_cuda()) {
+    tensor.storage().mutable_data();
+  }
+}
+
 // The tensors of a list, or of an optional one; undefined ones for those that are not there.
 std::vector<Tensor> tensors_of(const IValue& value) {
   if (value.isTensor()) {
@@ -447,6 +455,14 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
       }
     }
   }
+  for (size_t at = 0; at < arguments.size(); ++at) {
+    const auto* alias = schema.arguments()[at].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      for (const Tensor& tensor : tensors_of(arguments[at])) {
+        ask_to_write(tensor);
+      }
+    }
+  }
   HostViews views(call.device);
   Stack results = run_on_host(op, arguments, call.device, views);
   views.settle();
@@ -588,6 +604,7 @@ Tensor& copy(Tensor& self, const Tensor& given, bool non_blocking) {
   if (self.numel() == 0) {
     return self;
   }
+  ask_to_write(self);
   enter_in_account("aten::copy_", self.nbytes() + std::min(given.nbytes(), source.nbytes()));
   if (self.is_cuda() && source.is_cuda()) {
     for (const Tensor& tensor : {self, source}) {

@@ -117,10 +117,10 @@ fn operations(leaves: &Leaves, case: Case, factors: &Tensor, normed: Kind) -> [T
         let kind = branch.kind();
         let mut added = branch.shallow_clone();
         if case.branch_bias {
-            added += branch_bias.to_kind(kind);
+            added = &added + branch_bias.to_kind(kind);
         }
         if case.dropout > 0.0 {
-            added *= factors.to_kind(kind);
+            added = &added * factors.to_kind(kind);
         }
         sum = added.to_kind(stream.kind()) + stream;
     }
