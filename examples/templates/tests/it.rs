@@ -1,8 +1,8 @@
 //! The book's sessions in a project of `brigade new`: its programs print what the pages show.
 //!
-//! The templates stand for the projects, so nothing is built, and `--release` has no effect. Errors come
-//! first in an answer. `...` stands for any lines, `…` for any part of a line, and fractions may differ by a fifth:
-//! a loader without a seed has another order in each run, and other processors round in another way.
+//! The templates stand for the projects, so nothing is built. Errors come first in an answer. `...` stands for any
+//! lines, `…` for any part of a line, and fractions may differ by a fifth: a loader without a seed has another order in
+//! each run, and other processors round in another way.
 
 #[path = "../../launcher.rs"]
 mod launcher;
@@ -35,11 +35,11 @@ fn program(page: &Page, name: &str) -> &'static str {
 fn run(command: &str, brigade: &Path, program: &str, folder: &Path) -> String {
     let words: Vec<&str> = command.split_whitespace().collect();
     let mut process = match words[..] {
-        ["cargo", "run", "--release"] => Command::new(program),
+        ["cargo", "run"] => Command::new(program),
         ["brigade", "launch", ref rest @ ..] => {
             let at = rest.iter().position(|it| *it == "--").unwrap_or(rest.len());
             let mut process = Command::new(brigade);
-            process.arg("launch").args(rest[..at].iter().filter(|it| **it != "--release"));
+            process.arg("launch").args(&rest[..at]);
             process.args(["--", program]).args(rest.iter().skip(at + 1));
             process
         }
