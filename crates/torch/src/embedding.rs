@@ -10,9 +10,10 @@ use crate::error::Error;
 ///
 /// If the head uses the alias, its dense gradient and those of the rows meet in one operation of the backward, which
 /// adds the rows to the dense gradient in place. With the weight itself, the backward makes a second dense gradient, of
-/// zeros and the rows, and adds the two. Values are the same: the gradients of a token that occurs several times are
-/// summed in the order of its places, and the sum is added once. On the CPU sums of 16-bit gradients are in float32, and
-/// no sum depends on the number of threads. On a GPU the ids are sorted on the device.
+/// zeros and the rows, and adds the two. On the CPU values are the same: the gradients of a token that occurs several
+/// times are summed in the order of its places, and the sum is added once. Sums of 16-bit gradients are in float32, and
+/// no sum depends on the number of threads. On a GPU the ids are sorted on the device, and the gradients of a token are
+/// added to the dense one, so that sums differ in their rounding.
 ///
 /// Both results equal those of separate uses of the weight, and either may be left unused. If no gradient of the weight
 /// is recorded, the second result is the weight itself. The row `padding` gets no gradient from the lookup.
