@@ -484,9 +484,10 @@ std::unique_ptr<Group> tpu_group(
   using Type = c10d::ProcessGroup::BackendType;
   const auto& [library, path] = loaded_glue();
   TORCH_CHECK_NOT_IMPLEMENTED(library != nullptr, "TorchTPU is not loaded");
-  // torch_tpu::ProcessGroupTpu, of which TorchTPU has the symbols and no header for C++. Its size is unknown: it has a
-  // dozen fields behind those of c10d::Backend.
-  constexpr size_t kRoom = sizeof(c10d::Backend) + 4096;
+  // torch_tpu::ProcessGroupTpu, of which TorchTPU has the symbols and no header for C++. The size is what the class's
+  // deleting destructor hands to operator delete in TorchTPU 0.2.0, for libtorch 2.11, 2.12 and 2.13 alike.
+  constexpr size_t kSize = 264;
+  static_assert(sizeof(c10d::Backend) <= kSize);
   auto* const construct = symbol<void(void*, c10::intrusive_ptr<c10d::Store>, int, int)>(
       library,
       path,
@@ -494,17 +495,15 @@ std::unique_ptr<Group> tpu_group(
       "null_typeIS4_EEEEii");
   // Connects all ranks: who is missing is known before TorchTPU waits for them.
   const auto [gloo, shares_memory] = gloo_backend(gloo_store, rank, size, options);
-  void* const room = ::operator new(kRoom);
+  void* const room = ::operator new(kSize);
   try {
     construct(room, tpu_store.live(), rank, size);
   } catch (...) {
-    ::operator delete(room);
+    ::operator delete(room, kSize);
     throw;
   }
   const auto tpu =
       c10::intrusive_ptr<c10d::Backend>::unsafe_steal_from_new(static_cast<c10d::Backend*>(room));
-  // Never freed: its own operator delete would name another size than that of the memory.
-  c10::raw::intrusive_ptr::incref(tpu.get());
   auto group = wrap_backend(
       tpu_store,
       rank,

@@ -143,8 +143,8 @@ const at::Tensor& current_values(const at::Tensor& parameter, at::ScalarType typ
 } // namespace
 
 bool keeps_copy(const at::Tensor& weight, at::ScalarType type) {
-  if (suspended > 0 || !at::autocast::is_autocast_cache_enabled() || (type != at::kBFloat16 && type != at::kHalf) || weight.scalar_type() != at::kFloat ||
-      weight.layout() != at::kStrided || weight.is_inference() || weight.is_neg() ||
+  if (suspended > 0 || !at::autocast::is_autocast_cache_enabled() || (type != at::kBFloat16 && type != at::kHalf) ||
+      weight.scalar_type() != at::kFloat || weight.layout() != at::kStrided || weight.is_inference() || weight.is_neg() ||
       !(weight.is_cpu() || weight.is_cuda())) {
     return false;
   }
