@@ -5,6 +5,7 @@ mod dispatch;
 pub(crate) mod gpu;
 mod images;
 mod learner;
+mod pipeline;
 mod products;
 mod sharding;
 mod tensor_parallel;
@@ -66,6 +67,8 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "divided-layer", run: tensor_parallel::layer },
         Comparison { name: "divided-loss", run: tensor_parallel::loss },
         Comparison { name: "divided-context", run: tensor_parallel::context },
+        Comparison { name: "pipeline-step", run: pipeline::step },
+        Comparison { name: "pipeline-executor", run: pipeline::executor },
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },

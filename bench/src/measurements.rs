@@ -6,6 +6,7 @@ pub(crate) mod gpu;
 mod images;
 mod learner;
 mod nets;
+mod pipeline;
 mod products;
 mod sharding;
 mod tensor_parallel;
@@ -56,6 +57,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "shards" => training::shards(),
         "dispatch" => dispatch::run(&words[1..]),
         "sharding" => sharding::run(&words[1..]),
+        "pipeline" => pipeline::run(&words[1..]),
         "tensor-parallel" => tensor_parallel::run(&words[1..]),
         "checkpoint" => checkpoint::run(&words[1..]),
         "tpu" => tpu::run(&words[1..]),
