@@ -31,8 +31,8 @@ use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 ///
 /// The sizes of weights, gradients and optimizer states are exact. Activations depend on the model's code, and are
 /// estimated from its shape. Without sharding every rank holds the whole model. With --inference the command estimates
-/// text generation instead, with --nproc every sharding strategy, and with --tensor, --context and --pipeline ranks
-/// that divide layers, sequences and stages.
+/// text generation instead, with --nproc every sharding strategy, and with --tensor, --context, --expert and --pipeline
+/// ranks that divide layers, sequences, experts and stages.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct EstimateArgs {
@@ -361,7 +361,8 @@ fn usual(parameters: u64) -> ModelSize {
     let hidden = ((parameters as f64 * 128.0 / 12.0).cbrt().round() as u64).max(1);
     let layers = (hidden / 128).max(1);
     let heads = (hidden / 64).max(1);
-    let shape = Shape::Transformer { layers, hidden, heads, keys: hidden, vocabulary: 0 };
+    let keys = hidden;
+    let shape = Shape::Transformer { layers, hidden, heads, keys, vocabulary: 0, mixture: None };
     ModelSize { parameters, largest: (4 * hidden * hidden).min(parameters), shape: Some(shape) }
 }
 
@@ -407,6 +408,7 @@ Examples:
   brigade estimate resnet18 --image-size 32 --batch-size 128 --optimizer momentum
   brigade estimate 7B --nproc 8 --mixed bf16 --memory 80G --bandwidth 100G
   brigade estimate llama-7b --nproc 8 --tensor 2 --pipeline 2 --context 2 --seq-len 32768
+  brigade estimate mixtral-8x7b --nproc 64 --expert 8 --mixed bf16 --memory 80G
   brigade estimate llama/ --inference --batch-size 4 --weights int4 --max-memory cuda:0=8G";
 
 #[cfg(test)]

@@ -21,7 +21,8 @@ pub use conv::{Conv2d, Conv2dOptions};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingOptions};
 pub use experts::{
-    ExpertLoad, Experts, ExpertsOptions, Routing, load_balancing_loss, router_z_loss,
+    ExpertLoad, Experts, ExpertsOptions, Routing, load_balancing_loss, load_balancing_loss_of,
+    load_balancing_sums, router_z_loss,
 };
 pub use flatten::Flatten;
 pub use layer_norm::{LayerNorm, LayerNormOptions};

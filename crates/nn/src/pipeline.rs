@@ -137,10 +137,10 @@ enum Place {
     /// The model is cut, and no stage is running.
     Cut { own: Vec<usize>, stages: usize },
     /// A stage is running.
-    Running { blocks: Range<usize>, input: Option<Tensor>, is_last: bool, is_split: bool },
-    /// A stage has run its blocks. Its output is stored if the layers after the blocks belong to another stage or have
+    Running { blocks: Range<usize>, input: Option<Vec<Tensor>>, is_last: bool, is_split: bool },
+    /// A stage has run its blocks. Its outputs are stored if the layers after the blocks belong to another stage or have
     /// a graph of their own.
-    Ended { output: Option<Tensor>, behind: Option<Tensor> },
+    Ended { output: Option<Vec<Tensor>>, behind: Option<Vec<Tensor>> },
 }
 
 impl Stages {
@@ -181,6 +181,23 @@ impl Stages {
         first: impl FnOnce() -> Result<Tensor>,
         run: impl FnOnce(Range<usize>, Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
+        let run = |blocks, [hidden]: [Tensor; 1]| Ok([run(blocks, hidden)?]);
+        let [hidden] = self.run_blocks_with(|| Ok([first()?]), run)?;
+        Ok(hidden)
+    }
+
+    /// Runs the blocks like [`Stages::run_blocks`], with several tensors that go from stage to stage, such as hidden
+    /// states and sums over the blocks before. All of them are floating-point tensors, and each gets a gradient. Their
+    /// number is the same in all calls.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Stages::run`]; [`brigade_torch::ErrorKind::InvalidArgument`] if the preceding stage
+    /// has passed on another number of tensors.
+    pub fn run_blocks_with<const N: usize>(
+        &self,
+        first: impl FnOnce() -> Result<[Tensor; N]>,
+        run: impl FnOnce(Range<usize>, [Tensor; N]) -> Result<[Tensor; N]>,
+    ) -> Result<[Tensor; N]> {
         let (blocks, input, is_last, is_split) = {
             let mut place = self.place.lock();
             match &mut *place {
@@ -205,21 +222,28 @@ impl Stages {
                 }
             }
         };
-        let input = match input {
-            Some(input) => input,
+        let inputs = match input {
+            Some(inputs) => <[Tensor; N]>::try_from(inputs).map_err(|inputs| {
+                Error::invalid_argument(format!(
+                    "the stage before passed on {} tensors, and this one takes {N}: run the same forward in all stages",
+                    inputs.len()
+                ))
+            })?,
             None => first()?,
         };
-        let hidden = run(blocks, input)?;
-        if is_last && is_split {
-            let behind = hidden.f_detach()?.f_set_requires_grad(true)?;
-            let taken = behind.shallow_clone();
-            *self.place.lock() = Place::Ended { output: Some(hidden), behind: Some(taken) };
-            return Ok(behind);
+        let outputs = run(blocks, inputs)?;
+        if is_last && !is_split {
+            return Ok(outputs);
         }
         if is_last {
-            return Ok(hidden);
+            let leaf = |output: &Tensor| output.f_detach()?.f_set_requires_grad(true);
+            let leaves = outputs.iter().map(leaf).collect::<Result<Vec<_>, _>>()?;
+            let behind = std::array::from_fn(|place| leaves[place].shallow_clone());
+            *self.place.lock() =
+                Place::Ended { output: Some(outputs.into()), behind: Some(leaves) };
+            return Ok(behind);
         }
-        *self.place.lock() = Place::Ended { output: Some(hidden), behind: None };
+        *self.place.lock() = Place::Ended { output: Some(outputs.into()), behind: None };
         Err(Error::new(ErrorKind::Model, StageEnded))
     }
 
@@ -269,8 +293,9 @@ struct StageEnded;
 /// Result of the forward of one pipeline stage.
 #[derive(Debug)]
 pub enum StageOutput<T> {
-    /// Output of the stage's last block, which is the input of the next stage.
-    Hidden(Tensor),
+    /// Outputs of the stage's last block, which are the inputs of the next stage: one tensor, or several with
+    /// [`Stages::run_blocks_with`].
+    Hidden(Vec<Tensor>),
     /// Value that the last stage's closure returned.
     Value(T),
     /// Value that the last stage's closure returned, in a graph that begins after the blocks
@@ -278,10 +303,10 @@ pub enum StageOutput<T> {
     Split {
         /// Value that the closure returned.
         value: T,
-        /// Output of the last block.
-        output: Tensor,
-        /// Leaf that the layers after the blocks get as input. Its gradient is that of the output.
-        leaf: Tensor,
+        /// Outputs of the last block.
+        outputs: Vec<Tensor>,
+        /// Leaves that the layers after the blocks get as inputs. Their gradients are those of the outputs.
+        leaves: Vec<Tensor>,
     },
 }
 
@@ -410,8 +435,8 @@ impl PipelineStages {
         &self.saved
     }
 
-    /// Runs a stage of this rank: calls `forward`, in which only the stage's blocks run. `input` is the output of the
-    /// preceding stage, or `None` for the first stage.
+    /// Runs a stage of this rank: calls `forward`, in which only the stage's blocks run. `input` is what the preceding
+    /// stage has passed on, or `None` for the first stage.
     ///
     /// # Errors
     /// Returns the errors of `forward`; [`brigade_torch::ErrorKind::InvalidArgument`] for a stage of another rank, a
@@ -419,7 +444,7 @@ impl PipelineStages {
     pub fn run<T>(
         &self,
         stage: usize,
-        input: Option<Tensor>,
+        input: Option<Vec<Tensor>>,
         forward: impl FnOnce() -> Result<T>,
     ) -> Result<StageOutput<T>> {
         self.run_as(stage, input, false, forward)
@@ -433,7 +458,7 @@ impl PipelineStages {
     pub fn run_split<T>(
         &self,
         stage: usize,
-        input: Option<Tensor>,
+        input: Option<Vec<Tensor>>,
         forward: impl FnOnce() -> Result<T>,
     ) -> Result<StageOutput<T>> {
         self.run_as(stage, input, true, forward)
@@ -442,7 +467,7 @@ impl PipelineStages {
     fn run_as<T>(
         &self,
         stage: usize,
-        input: Option<Tensor>,
+        input: Option<Vec<Tensor>>,
         is_split: bool,
         forward: impl FnOnce() -> Result<T>,
     ) -> Result<StageOutput<T>> {
@@ -469,8 +494,8 @@ impl PipelineStages {
             }
             (_, Err(error)) => Err(error),
             (Place::Ended { output: None, .. }, Ok(value)) => Ok(StageOutput::Value(value)),
-            (Place::Ended { output: Some(output), behind: Some(leaf) }, Ok(value)) => {
-                Ok(StageOutput::Split { value, output, leaf })
+            (Place::Ended { output: Some(outputs), behind: Some(leaves) }, Ok(value)) => {
+                Ok(StageOutput::Split { value, outputs, leaves })
             }
             (Place::Ended { .. }, Ok(_)) => Err(Error::invalid_argument(format!(
                 "the closure went on after stage {stage} had ended: it is to return the error of the model's forward"

@@ -52,6 +52,10 @@ pub struct TransformerStep {
     /// Number of vectors of the hidden size in a block whose gradients sequence regions sum: 2 in Llama (weights of
     /// norms), 6 in GPT-2 (weights and biases of norms, biases behind sums). Defaults to 2.
     pub region_vectors: u64,
+    /// Number of experts of a block whose feed-forward layer is a mixture. 0 without experts. Defaults to 0.
+    pub experts: u64,
+    /// Number of experts for each token, through as many of which it goes. Defaults to 1.
+    pub experts_per_token: u64,
 }
 
 /// Messages that one rank sends for a micro-batch along an axis of the mesh.
@@ -86,6 +90,8 @@ impl Default for TransformerStep {
             method: ContextMethod::Gather,
             sequence_regions: false,
             region_vectors: 2,
+            experts: 0,
+            experts_per_token: 1,
         }
     }
 }
@@ -134,7 +140,7 @@ impl ExpertStep {
 
 /// Returns the formulas of [`TransformerStep::messages`] with the sizes of a mesh, a line for each axis with several
 /// ranks: the number of elements that a rank sends for a micro-batch of `b` sequences of `s` tokens, with hidden size
-/// `h` and key width `k`.
+/// `h`, key width `k` and `n` experts for each token.
 ///
 /// ```
 /// use brigade_sharding::{Mesh, message_formulas};
@@ -177,6 +183,14 @@ pub fn message_formulas(mesh: &Mesh) -> Vec<String> {
                  numbers each way"
             )
         }),
+        of(Axis::Expert).map(|e| {
+            let (others, tensor) = (e - 1, mesh.size(Axis::Tensor));
+            let tokens = if tensor == 1 { tokens.clone() } else { format!("{tokens} / {tensor}") };
+            format!(
+                "ep  each layer of experts: tokens to their n experts and outputs back, forward and backward, each time \
+                 2 x {others}/{e} n b {tokens} h numbers"
+            )
+        }),
         of(Axis::Pipeline).map(|_| {
             format!("pp  each micro-batch: b {tokens} h numbers to the next stage, and as many back")
         }),
@@ -213,6 +227,9 @@ impl TransformerStep {
         }
         if place.parts > 1 {
             self.context_messages(&place, &mut all);
+        }
+        if self.experts > 0 {
+            self.expert_messages(&place, mesh.size(Axis::Expert) as u64, &mut all);
         }
         if place.has_peers {
             let bytes = self.hidden_bytes(&place);
@@ -306,12 +323,30 @@ impl TransformerStep {
         }
     }
 
+    /// Adds the messages to experts, where the router uses them evenly. Each tensor rank sends a part of the tokens.
+    fn expert_messages(&self, place: &Place, ranks: u64, all: &mut Vec<AxisMessages>) {
+        let tokens = product(&[self.samples, place.tokens]).div_ceil(place.tensor);
+        let rows = u128::from(tokens) * u128::from(self.experts_per_token);
+        let step = ExpertStep {
+            experts: self.experts,
+            hidden: self.hidden,
+            element_bytes: self.element_bytes,
+            leaving_rows: others(rows, ranks.max(1)),
+        };
+        all.extend(step.messages(ranks).into_iter().map(|it| AxisMessages {
+            messages: it.messages.saturating_mul(place.layers),
+            bytes: it.bytes.saturating_mul(place.layers),
+            ..it
+        }));
+    }
+
     /// Returns the bytes of the activations that a rank of a stage keeps for one micro-batch between its forward and
     /// its backward pass, without recomputation. In 16 bits, each layer takes 5 bytes for each attention score, and 34
     /// bytes for each element of each token's vector: tensor ranks divide 24 of them (Korthikanti et al. 2022, "Reducing
     /// Activation Recomputation in Large Transformer Models", table 2). With sequence regions they divide 30: the inputs
     /// of the two divided products are gathered once and kept whole, 4 bytes, where the paper gathers them again in the
-    /// backward pass.
+    /// backward pass. With experts the 19 bytes of the feed-forward layer are kept for each expert of a token; tensor ranks
+    /// divide those of the experts after the first.
     #[must_use]
     pub fn activations(&self, mesh: &Mesh, stage: usize) -> u64 {
         let place = self.place(mesh, stage);
@@ -323,6 +358,9 @@ impl TransformerStep {
         } else {
             hidden.saturating_mul(u128::from(5 * t + 12)) / u128::from(t)
         };
+        let further = u128::from(self.experts_per_token.saturating_sub(1));
+        let further = hidden.saturating_mul(further).saturating_mul(19) / u128::from(2 * t);
+        let blocks = blocks.saturating_add(further);
         let seen = u128::from(place.tokens) * u128::from(place.parts);
         let scores = (u128::from(tokens) * u128::from(self.heads)).saturating_mul(5) / 2;
         let scores = scores.saturating_mul(seen) / u128::from(t);
@@ -453,6 +491,28 @@ mod tests {
         let kept: u64 = (0..4).map(|stage| chunked.activations(&two, stage)).sum();
         assert_eq!((kept, chunked.messages(&two, 1).len()), (all, 2));
         assert!(chunked.logits(&two, 1) == 0 && chunked.logits(&two, 3) > 0);
+    }
+
+    #[test]
+    fn experts_send_tokens_and_keep_more() {
+        let mixture = TransformerStep { experts: 8, experts_per_token: 2, ..step() };
+        let one = Mesh::builder().build(1).unwrap();
+        assert!(mixture.messages(&one, 0).is_empty());
+        let tokens = 2 * 32;
+        let more = mixture.activations(&one, 0) - step().activations(&one, 0);
+        assert_eq!(more, 10 * tokens * 64 * 19 / 2 * 4);
+        // Of 4 ranks 3 have the experts of other rows.
+        let mesh = Mesh::builder().shard(4).expert(4).build(4).unwrap();
+        let sent = mixture.messages(&mesh, 0);
+        let rows = 2 * tokens * 3 / 4;
+        assert_eq!((sent[0].messages, sent[1].messages), (10 * 3, 10 * 2));
+        assert_eq!(sent[1].bytes, 10 * 2 * rows * 64 * 4);
+        assert_eq!(sent[0].bytes, sent[1].bytes + 10 * 8 * 8 * 3 / 4);
+        // A tensor group sends its tokens once.
+        let mesh = Mesh::builder().shard(2).tensor(2).expert(4).build(4).unwrap();
+        let sent = mixture.messages(&mesh, 0);
+        let expert: Vec<_> = sent.iter().filter(|it| it.axis == Axis::Expert).collect();
+        assert_eq!(expert[1].bytes, 10 * 2 * (rows / 2) * 64 * 4);
     }
 
     #[test]

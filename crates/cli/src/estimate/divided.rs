@@ -2,11 +2,11 @@
 
 use std::io::{self, Write};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use brigade_rank_env::text::counted;
 use brigade_sharding::pipeline::{ActionKind, PipelineTable, Schedule, cut_evenly};
 use brigade_sharding::{
-    Axis, AxisMessages, ContextMethod, Mesh, Parameter, Phase, TransformerStep,
+    Axis, AxisMessages, ContextMethod, Mesh, Parameter, Phase, Sharding, TransformerStep, Volume,
 };
 use clap::Args;
 use serde_json::{Value, json};
@@ -37,6 +37,10 @@ pub(super) struct Options {
     /// Attention needs the keys of tokens on other context ranks
     #[arg(long, value_name = "METHOD", default_value = "gather", requires = "context")]
     context_method: ContextMethod,
+
+    /// Ranks over which the experts of each layer are spread (ep), within those of data, context and tensor
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
+    expert: usize,
 
     /// Ranks of a pipeline, each with one stage or more (pp)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
@@ -71,7 +75,34 @@ pub(super) struct Division {
 
 impl Options {
     pub(super) fn divides(&self) -> bool {
-        self.tensor * self.context * self.pipeline > 1
+        [self.tensor, self.context, self.expert, self.pipeline].iter().any(|ranks| *ranks > 1)
+    }
+
+    /// Returns the number of the ranks over which gradients are averaged that have different experts.
+    fn averaged_experts(&self) -> usize {
+        self.expert / self.tensor.min(self.expert).max(1)
+    }
+
+    /// Returns the mesh of the ranks over which gradients are averaged, for a sharding strategy.
+    pub(super) fn sharding_mesh(&self, sharding: &Sharding, ranks: usize) -> anyhow::Result<Mesh> {
+        let of_data = sharding.mesh(ranks)?;
+        let (replicate, shard) = (of_data.size(Axis::Replicate), of_data.size(Axis::Shard));
+        let builder = Mesh::builder().replicate(replicate).shard(shard);
+        Ok(builder.expert(self.averaged_experts()).build(ranks)?)
+    }
+
+    /// Returns the volume of a step without sharding: gradients of experts are averaged over the ranks that have the
+    /// same ones.
+    pub(super) fn replicated(&self, parameters: &[Parameter], ranks: usize) -> Volume {
+        let elements = |experts: bool| -> u64 {
+            let own = parameters.iter().filter(|it| it.trained && it.is_expert == experts);
+            own.map(|it| it.shape.iter().product::<u64>()).fold(0, u64::saturating_add)
+        };
+        let same = ranks / self.averaged_experts().max(1);
+        let others = Volume::replicated(elements(false), GRADIENT_BYTES, ranks as u64);
+        let mut volume = Volume::replicated(elements(true), GRADIENT_BYTES, same as u64);
+        volume.reduced += others.reduced;
+        volume
     }
 
     /// Returns the number of ranks over which gradients are averaged, out of `ranks`.
@@ -95,12 +126,18 @@ impl Options {
     ) -> anyhow::Result<Division> {
         let inner = self.tensor.saturating_mul(self.context).saturating_mul(self.pipeline);
         let data = (ranks / inner.max(1)).max(1);
-        let builder = Mesh::builder().pipeline(self.pipeline).replicate(data).tensor(self.tensor);
+        let builder = Mesh::builder().pipeline(self.pipeline).tensor(self.tensor);
+        // Experts are spread within the axes that shard.
+        let builder = match self.expert {
+            1 => builder.replicate(data),
+            expert => builder.shard(data).expert(expert),
+        };
         let builder = match self.context_method {
             ContextMethod::Ulysses => builder.sequence(self.context),
             _ => builder.context(self.context),
         };
         let mesh = builder.build(ranks)?;
+        self.check_experts(subject)?;
         let chunks = match self.pipeline {
             1 => 1,
             _ => self.chunks.unwrap_or_else(|| self.schedule.least_chunks()),
@@ -122,6 +159,37 @@ impl Options {
         Ok(Division { mesh, samples, step, micro_batches, table, stages })
     }
 
+    fn check_experts(&self, subject: &Subject) -> anyhow::Result<()> {
+        if self.expert == 1 {
+            return Ok(());
+        }
+        let mixture = match subject.size.shape {
+            Some(Shape::Transformer { mixture, .. }) => mixture,
+            _ => None,
+        };
+        let title = &subject.title;
+        let experts = mixture.map(|mixture| mixture.experts).with_context(|| {
+            format!(
+                "{title}: no experts to spread over {} ranks: give a folder whose config.json has num_local_experts, or \
+                 mixtral-8x7b",
+                self.expert
+            )
+        })?;
+        ensure!(
+            experts.is_multiple_of(self.expert as u64),
+            "{title}: {experts} experts cannot be spread over {} ranks: take a number of ranks that divides them",
+            self.expert
+        );
+        ensure!(
+            self.expert.is_multiple_of(self.tensor),
+            "{} expert ranks are not whole groups of {} tensor ranks: take a multiple of {}",
+            self.expert,
+            self.tensor,
+            self.tensor
+        );
+        Ok(())
+    }
+
     fn step(
         &self,
         args: &EstimateArgs,
@@ -129,7 +197,7 @@ impl Options {
         samples: u64,
         chunks: usize,
     ) -> Option<TransformerStep> {
-        let Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }) =
+        let Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary, mixture }) =
             subject.size.shape
         else {
             return None;
@@ -148,6 +216,8 @@ impl Options {
             chunks,
             method: self.context_method,
             sequence_regions: self.sequence_parallel,
+            experts: mixture.map_or(0, |mixture| mixture.experts),
+            experts_per_token: mixture.map_or(1, |mixture| mixture.chosen),
             ..TransformerStep::default()
         })
     }
@@ -169,12 +239,14 @@ impl Division {
         self.table.as_ref().map_or_else(|| vec![0], |table| table.stages_of(rank).collect())
     }
 
-    /// Returns the parameters of a rank of the pipeline. Matrices are divided; the first stage has the embedding and
-    /// the last one the head, and a tied weight is on both.
+    /// Returns the parameters of a rank of the pipeline. Matrices are divided over tensor ranks, and experts over expert
+    /// ranks; the first stage has the embedding and the last one the head, and a tied weight is on both.
     pub(super) fn parameters(&self, all: &[Parameter], rank: usize) -> Vec<Parameter> {
-        if self.mesh.size(Axis::Pipeline) == 1 && self.mesh.size(Axis::Tensor) == 1 {
-            return all.to_vec();
+        let divides = [Axis::Pipeline, Axis::Tensor, Axis::Expert];
+        if divides.iter().all(|axis| self.mesh.size(*axis) == 1) {
+            return all.iter().map(|it| without_experts(it.clone())).collect();
         }
+        let expert = self.mesh.size(Axis::Expert) as u64;
         let tensor = self.mesh.size(Axis::Tensor) as u64;
         let stages = self.stages_of(rank);
         let has_layer = |layer: usize| {
@@ -194,8 +266,14 @@ impl Division {
                 None if is_behind => is_last,
                 None => is_first,
             };
+            // Without expert ranks each tensor rank has all experts, which are sharded as all else.
+            let part = match (parameter.is_expert, expert) {
+                (false, _) => divided(parameter, tensor),
+                (true, 1) => without_experts(parameter.clone()),
+                (true, ranks) => divided(parameter, ranks),
+            };
             if is_own {
-                own.push(divided(parameter, tensor));
+                own.push(part);
             }
         }
         // With tied weights the head has no parameters of its own.
@@ -322,6 +400,14 @@ fn most_held(table: &PipelineTable, rank: usize, of_stage: impl Fn(usize) -> u64
     }
     most
 }
+
+/// Returns the parameter as one that every rank has, and no part of experts that ranks divide.
+fn without_experts(parameter: Parameter) -> Parameter {
+    Parameter { is_expert: false, ..parameter }
+}
+
+/// Bytes of an element of a gradient without sharding.
+const GRADIENT_BYTES: u64 = 4;
 
 /// Returns a rank's part of a matrix; vectors are whole on every rank.
 fn divided(parameter: &Parameter, ranks: u64) -> Parameter {

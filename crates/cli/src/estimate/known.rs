@@ -1,6 +1,6 @@
 //! Models that are known by name.
 
-use super::memory::{ModelSize, Shape};
+use super::memory::{Mixture, ModelSize, Shape};
 
 /// Name, sizes and kind of a model, as in PyTorch, torchvision and Hugging Face.
 type Known = (&'static str, u64, u64, Kind);
@@ -8,6 +8,8 @@ type Known = (&'static str, u64, u64, Kind);
 enum Kind {
     /// Layers, hidden size, heads, vocabulary size.
     Transformer(u64, u64, u64, u64),
+    /// Layers, hidden size, heads, width of the keys, vocabulary size, and experts.
+    Mixture(u64, u64, u64, u64, u64, Mixture),
     /// Number of output values of its convolutions for one sample with this many pixels per side.
     Convolutional { outputs: u64, side: u64 },
 }
@@ -18,7 +20,10 @@ pub(super) fn find(name: &str, side: Option<u64>) -> Option<ModelSize> {
         TABLE.iter().find(|known| known.0.eq_ignore_ascii_case(name))?;
     let shape = match *kind {
         Kind::Transformer(layers, hidden, heads, vocabulary) => {
-            Shape::Transformer { layers, hidden, heads, keys: hidden, vocabulary }
+            Shape::Transformer { layers, hidden, heads, keys: hidden, vocabulary, mixture: None }
+        }
+        Kind::Mixture(layers, hidden, heads, keys, vocabulary, mixture) => {
+            Shape::Transformer { layers, hidden, heads, keys, vocabulary, mixture: Some(mixture) }
         }
         // The outputs of convolutions grow with the number of pixels.
         Kind::Convolutional { outputs, side: usual } => {
@@ -46,9 +51,19 @@ const TABLE: &[Known] = &[
     ("gpt2-xl", 1_557_611_200, 80_411_200, Kind::Transformer(48, 1600, 25, 50_257)),
     ("llama-7b", 6_738_415_616, 131_072_000, Kind::Transformer(32, 4096, 32, 32_000)),
     ("llama-13b", 13_015_864_320, 163_840_000, Kind::Transformer(40, 5120, 40, 32_000)),
+    ("mixtral-8x7b", 46_702_792_704, 939_524_096, MIXTRAL),
     ("bert-base", 109_482_240, 23_440_896, Kind::Transformer(12, 768, 12, 0)),
     ("bert-large", 335_141_888, 31_254_528, Kind::Transformer(24, 1024, 16, 0)),
 ];
+
+const MIXTRAL: Kind = Kind::Mixture(
+    32,
+    4096,
+    32,
+    1024,
+    32_000,
+    Mixture { experts: 8, chosen: 2, intermediate: 14_336 },
+);
 
 #[cfg(test)]
 mod tests {
@@ -104,6 +119,31 @@ mod tests {
             assert_eq!(model.parameters, expected, "{name}");
             assert_eq!(model.largest, vocabulary * hidden, "{name}");
         }
+    }
+
+    #[test]
+    fn a_mixture_has_the_parameters_that_its_shape_gives() {
+        let model = find("mixtral-8x7b", None).unwrap();
+        let Some(Shape::Transformer { layers, hidden, keys, vocabulary, mixture, .. }) =
+            model.shape
+        else {
+            panic!("a transformer")
+        };
+        let Mixture { experts, intermediate, .. } = mixture.unwrap();
+        let attention = 2 * hidden * (hidden + keys);
+        let of_experts = experts * 3 * hidden * intermediate;
+        let block = attention + of_experts + experts * hidden + 2 * hidden;
+        assert_eq!(model.parameters, layers * block + (2 * vocabulary + 1) * hidden);
+        assert_eq!(model.largest, experts * 2 * intermediate * hidden);
+        let by_unit = model.parameters_by_unit();
+        let sizes = |experts: bool| -> u64 {
+            let of = by_unit.iter().filter(|it| it.is_expert == experts);
+            of.map(|it| it.shape.iter().product::<u64>()).sum()
+        };
+        assert_eq!(sizes(true), layers * of_experts);
+        assert_eq!(sizes(true) + sizes(false), model.parameters);
+        let head = by_unit.iter().filter(|it| it.unit.is_none() && it.shape.len() > 1);
+        assert_eq!(head.map(|it| it.shape[0]).collect::<Vec<_>>(), [vocabulary, vocabulary]);
     }
 
     #[test]

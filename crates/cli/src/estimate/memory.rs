@@ -20,15 +20,25 @@ pub(super) struct ModelSize {
 impl ModelSize {
     /// Returns the parameters of a model with these sizes, in units: a transformer's blocks, or one for all.
     pub(super) fn parameters_by_unit(&self) -> Vec<Parameter> {
-        let (layers, hidden) = match self.shape {
-            Some(Shape::Transformer { layers, hidden, .. }) => (layers.max(1), hidden.max(1)),
-            _ => (0, 1),
+        let (layers, hidden, keys, mixture) = match self.shape {
+            Some(Shape::Transformer { layers, hidden, keys, mixture, .. }) => {
+                (layers.max(1), hidden.max(1), keys, mixture)
+            }
+            _ => (0, 1, 0, None),
         };
-        // Four matrices of attention and two of four times the width, with biases and two norms.
-        let block = 12 * u128::from(hidden).pow(2) + 13 * u128::from(hidden);
         let most = self.parameters.checked_div(layers).unwrap_or(0);
-        let block = u64::try_from(block).unwrap_or(u64::MAX).min(most);
-        let rest = self.parameters - layers * block;
+        let experts = mixture.map_or(0, |mixture| mixture.parameters(hidden)).min(most);
+        let width = u128::from(hidden);
+        let block = match mixture {
+            // Four matrices of attention and two of four times the width, with biases and two norms.
+            None => 12 * width.pow(2) + 13 * width,
+            // Four matrices of attention, the router, and two norms.
+            Some(mixture) => {
+                width * (2 * (width + u128::from(keys)) + u128::from(mixture.experts) + 2)
+            }
+        };
+        let block = u64::try_from(block).unwrap_or(u64::MAX).min(most - experts);
+        let rest = self.parameters - layers * (block + experts);
         // A separate language head, if the parameters leave room for one beside the embedding.
         let head = match self.shape {
             Some(Shape::Transformer { vocabulary, .. }) => vocabulary.saturating_mul(hidden),
@@ -38,6 +48,8 @@ impl ModelSize {
         let mut parameters: Vec<_> = of_unit("", rest - head, hidden).collect();
         for layer in 0..layers {
             parameters.extend(of_unit(&format!("h.{layer}"), block, hidden));
+            let experts = of_unit(&format!("h.{layer}.experts"), experts, hidden);
+            parameters.extend(experts.map(Parameter::of_experts));
         }
         parameters.extend(of_unit("head", head, hidden).map(|it| Parameter { unit: None, ..it }));
         parameters
@@ -69,12 +81,34 @@ pub(super) enum Shape {
         keys: u64,
         /// Vocabulary size of the logits, or 0 if there are none.
         vocabulary: u64,
+        /// Experts of each block, if its feed-forward layer is a mixture.
+        mixture: Option<Mixture>,
     },
     /// Convolutions with a known number of output values per sample.
     Convolutional {
         /// Number of output values of all convolutions for one sample.
         outputs: u64,
     },
+}
+
+/// Sizes of a mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mixture {
+    /// Number of experts of a block.
+    pub(super) experts: u64,
+    /// Number of experts for each token.
+    pub(super) chosen: u64,
+    /// Intermediate size of an expert.
+    pub(super) intermediate: u64,
+}
+
+impl Mixture {
+    /// Returns the number of parameters of a block's experts: three matrices for each.
+    fn parameters(self, hidden: u64) -> u64 {
+        [self.experts, self.intermediate, hidden]
+            .iter()
+            .fold(3, |all, size| all.saturating_mul(*size))
+    }
 }
 
 /// Data types in which a model is trained or used.
@@ -210,17 +244,20 @@ impl Shape {
     /// Computes the memory that a forward pass keeps for the backward pass. Returns `None` if the bytes exceed 64 bits.
     ///
     /// Transformer, per layer and token: 17 values of the width `hidden` (Korthikanti et al. 2022, "Reducing Activation
-    /// Recomputation in Large Transformer Models", table 2: 34 bytes in 16 bits), and 2.5 matrices of scores per head
-    /// if attention keeps them. Logits are kept twice in 32 bits: for the loss and as its gradient.
+    /// Recomputation in Large Transformer Models", table 2: 34 bytes in 16 bits, of which 19 in the feed-forward layer,
+    /// through which a token of a mixture goes once for each of its experts), and 2.5 matrices of scores per head if
+    /// attention keeps them. Logits are kept twice in 32 bits: for the loss and as its gradient.
     ///
     /// Convolutions: each output is kept, normalised and kept again, and rectified in place.
     pub(super) fn kept(&self, precision: Precision, batch: MicroBatch) -> Option<Kept> {
         let width: u128 = if precision == Precision::Fp32 { 4 } else { 2 };
         let samples = u128::from(batch.samples);
         let (activations, logits) = match *self {
-            Self::Transformer { layers, hidden, heads, vocabulary, .. } => {
+            Self::Transformer { layers, hidden, heads, vocabulary, mixture, .. } => {
                 let tokens = u128::from(batch.tokens);
-                let blocks = product(&[17, hidden.into(), layers.into(), tokens, samples])?;
+                let chosen = u128::from(mixture.map_or(1, |mixture| mixture.chosen));
+                let values = 15u128.checked_add(chosen.checked_mul(19)?)?;
+                let blocks = product(&[values, hidden.into(), layers.into(), tokens, samples])? / 2;
                 let scores = if batch.keeps_scores {
                     product(&[5, heads.into(), layers.into(), tokens, tokens, samples])? / 2
                 } else {
@@ -253,6 +290,7 @@ mod tests {
             heads: 12,
             keys: 768,
             vocabulary: 50_257,
+            mixture: None,
         };
         ModelSize { parameters: 124_439_808, largest: 38_597_376, shape: Some(shape) }
     }
@@ -279,8 +317,14 @@ mod tests {
     #[test]
     fn the_parameters_of_a_size_are_as_many() {
         for parameters in [1, 1001, 124_439_808, 7_000_000_000] {
-            let shape =
-                Shape::Transformer { layers: 12, hidden: 768, heads: 12, keys: 768, vocabulary: 0 };
+            let shape = Shape::Transformer {
+                layers: 12,
+                hidden: 768,
+                heads: 12,
+                keys: 768,
+                vocabulary: 0,
+                mixture: None,
+            };
             for shape in [None, Some(shape)] {
                 let size = ModelSize { parameters, largest: 1, shape };
                 let by_unit = size.parameters_by_unit();

@@ -158,11 +158,11 @@ impl Question<'_> {
         let (options, ranks) = (&self.args.sharded, division.averaged());
         let Some(sharding) = &strategy.0 else {
             let memory = Memory::replicated(parameters, Mixed::precision(options.mixed), workload);
-            let trained = memory.gradients / ELEMENT;
-            let volume = Volume::replicated(trained, ELEMENT, ranks as u64);
+            let volume = self.args.divided.replicated(parameters, ranks);
             return Ok(Column { strategy, memory, volume, rank });
         };
-        let plan = ShardingPlan::new(parameters, sharding, &sharding.mesh(ranks)?)?;
+        let mesh = self.args.divided.sharding_mesh(sharding, ranks)?;
+        let plan = ShardingPlan::new(parameters, sharding, &mesh)?;
         let memory = plan.memory(workload);
         let volume = plan.volume(self.micro_batches());
         Ok(Column { strategy, memory, volume, rank })
@@ -401,8 +401,6 @@ const KINDS: [Kind; 8] = [
     ("logits", |memory| memory.logits),
 ];
 
-/// Bytes of a gradient element without sharding.
-const ELEMENT: u64 = 4;
 /// Maximum number of ranks that is proposed.
 const MOST_RANKS: usize = 4096;
 

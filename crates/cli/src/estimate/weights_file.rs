@@ -13,7 +13,7 @@ use brigade_sharding::device_map::{MappedTensor, ModuleTree};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::memory::{ModelSize, Shape};
+use super::memory::{Mixture, ModelSize, Shape};
 
 /// Sizes in a weights file.
 #[derive(Debug)]
@@ -80,7 +80,9 @@ pub(crate) fn parameters(
             Dtype::F16 | Dtype::BF16 => Dtype::F32,
             own => own,
         };
+        let is_expert = name.contains(EXPERTS);
         let parameter = Parameter::new(name, &info.shape, dtype).in_block_of_name();
+        let parameter = if is_expert { parameter.of_experts() } else { parameter };
         parameters.push(if trained { parameter } else { parameter.frozen() });
     }
     (parameters, buffers)
@@ -179,6 +181,11 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         num_key_value_heads: Option<u64>,
         head_dim: Option<u64>,
         vocab_size: Option<u64>,
+        intermediate_size: Option<u64>,
+        #[serde(alias = "num_experts", alias = "n_routed_experts")]
+        num_local_experts: Option<u64>,
+        num_experts_per_tok: Option<u64>,
+        moe_intermediate_size: Option<u64>,
     }
     if let Some(config) = read_config::<Config>(path)?
         && let (Some(hidden), Some(layers), Some(heads)) =
@@ -187,7 +194,15 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         let vocabulary = config.vocab_size.unwrap_or(0);
         let head = config.head_dim.unwrap_or_else(|| hidden / heads.max(1));
         let keys = config.num_key_value_heads.map_or(hidden, |keys| keys.saturating_mul(head));
-        return Ok(Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }));
+        let mixture = config.num_local_experts.filter(|experts| *experts > 0).map(|experts| {
+            let intermediate = config.moe_intermediate_size.or(config.intermediate_size);
+            Mixture {
+                experts,
+                chosen: config.num_experts_per_tok.unwrap_or(1),
+                intermediate: intermediate.unwrap_or_else(|| hidden.saturating_mul(4)),
+            }
+        });
+        return Ok(Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary, mixture }));
     }
     // Convolutions indicate images, even if blocks of attention follow them.
     if tensors.iter().any(|(_, shape, _)| shape.len() == 4) {
@@ -222,6 +237,7 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         heads: (hidden / USUAL_HEAD).max(1),
         keys: hidden,
         vocabulary: vocabulary.unwrap_or(0),
+        mixture: None,
     }))
 }
 
@@ -243,6 +259,8 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
 
 /// Width of an attention head in most models.
 const USUAL_HEAD: u64 = 64;
+/// Part of the names of experts.
+const EXPERTS: &str = ".experts.";
 /// Names of values that are not trained.
 const BUFFERS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
 /// Names of embeddings whose weights a language head may share.

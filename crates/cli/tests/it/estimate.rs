@@ -460,6 +460,52 @@ fn layers_sequences_and_stages_that_ranks_divide() {
     }
 }
 
+/// Experts that ranks divide: their part of the parameters, and the messages to them.
+#[test]
+fn experts_are_spread_over_ranks() {
+    let mixtral = ["mixtral-8x7b", "--fused-attention", "--seq-len", "512", "--nproc", "8"];
+    let of = |more: &[&str]| answer(&[&mixtral[..], more].concat());
+    let bytes = |answer: &Value, strategy: &str, kind: &str| {
+        of_strategy(answer, strategy)["bytes_per_rank"][kind].as_u64().unwrap()
+    };
+    let whole = of(&[]);
+    let spread = of(&["--expert", "8"]);
+    let experts = 32 * 8 * 3 * 4096 * 14_336u64;
+    let others = 46_702_792_704 - experts;
+    assert_eq!(bytes(&whole, "none", "parameters"), 4 * (experts + others));
+    assert_eq!(bytes(&spread, "none", "parameters"), 4 * (experts / 8 + others));
+    // Tokens go through two experts: 15 + 2 x 19 bytes in 16 bits, twice as many in 32.
+    let activations = 512 * 4096 * 32 * 2 * (15 + 2 * 19);
+    for answer in [&whole, &spread] {
+        assert_eq!(bytes(answer, "none", "activations"), activations);
+    }
+    let sent = |strategy: &str| of_strategy(&spread, strategy)["sent_bytes"].as_u64().unwrap();
+    // No other rank has the same experts: only the others' gradients are averaged.
+    assert_eq!(sent("none"), 4 * 2 * 7 * others.div_ceil(8));
+    assert_eq!(bytes(&spread, "zero3", "optimizer"), 8 * (experts / 8 + others / 8));
+    assert_eq!(spread["ranks"][0]["divided"]["mesh"], "dp_shard 8, ep 8");
+    let messages = spread["ranks"][0]["divided"]["stages"][0]["messages"].as_array().unwrap();
+    assert_eq!(messages[1]["axis"], "ep");
+    assert_eq!(messages[1]["bytes"], 32 * 2 * (512 * 2 * 7 / 8) * 4096 * 4u64);
+    let (_, stdout, _) = ask(&[&mixtral[..], &["--expert", "4", "--tensor", "2"]].concat());
+    assert!(stdout.contains("mesh dp_shard 4 x tp 2, ep 4"), "{stdout}");
+    assert!(stdout.contains("sent along ep"), "{stdout}");
+
+    let refusals: [(&[&str], &str); 4] = [
+        (&["gpt2", "--nproc", "2", "--expert", "2"], "gpt2: no experts to spread over 2 ranks"),
+        (&["mixtral-8x7b", "--nproc", "3", "--expert", "3"], "8 experts cannot be spread over 3"),
+        (&["mixtral-8x7b", "--nproc", "6", "--expert", "4"], "4"),
+        (
+            &["mixtral-8x7b", "--nproc", "8", "--expert", "2", "--tensor", "4"],
+            "2 expert ranks are not whole groups of 4 tensor ranks",
+        ),
+    ];
+    for (arguments, expected) in refusals {
+        let (code, _, stderr) = ask(arguments);
+        assert!(code != 0 && stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+}
+
 /// Several stages of each rank: half the layers of a stage, and the activations that the schedule holds.
 #[test]
 fn a_rank_has_several_stages_of_a_pipeline() {

@@ -91,24 +91,66 @@ impl<B: Block> Blocks<B> {
     ) -> Result<(Residual, Vec<Tensor>)> {
         let (mut routers, mut branch) = (Vec::new(), None);
         let stream = self.row.run_blocks(first, |blocks, hidden| {
-            if !self.in_parts(cache.as_deref()) {
-                let mut hidden = self.run(blocks, hidden, shared, cache, seen, &mut routers)?;
+            let mut hidden = self.run_range(blocks, hidden, shared, cache, seen, &mut routers)?;
+            if !self.is_cut() {
+                branch = hidden.branch.take();
+            }
+            hidden.join()
+        })?;
+        Ok((Residual { branch, ..Residual::new(stream) }, routers))
+    }
+
+    /// Does the same as [`Self::forward_routed`] for blocks that have routers, but returns sums of their logits instead,
+    /// to which each stage of a pipeline adds those of its blocks. `none` are the sums of no blocks, of floating-point
+    /// numbers; `sums_of` makes those of one block.
+    pub(super) fn forward_summed(
+        &self,
+        first: impl FnOnce() -> Result<Tensor>,
+        shared: &Shared,
+        none: &Tensor,
+        sums_of: impl Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<(Residual, Tensor)> {
+        let mut branch = None;
+        let [stream, sums] = self.row.run_blocks_with(
+            || Ok([first()?, none.shallow_clone()]),
+            |blocks, [hidden, earlier]| {
+                let mut routers = Vec::new();
+                let mut hidden =
+                    self.run_range(blocks, hidden, shared, None, None, &mut routers)?;
                 if !self.is_cut() {
                     branch = hidden.branch.take();
                 }
-                return hidden.join();
+                // One block after the other, so that the bits do not depend on the stages.
+                let add = |sums: Tensor, router: &Tensor| Ok(sums.f_add(&sums_of(router)?)?);
+                Ok([hidden.join()?, routers.iter().try_fold(earlier, add)?])
+            },
+        )?;
+        Ok((Residual { branch, ..Residual::new(stream) }, sums))
+    }
+
+    /// Runs a range of the blocks on the whole sequence, or between sequence regions on this rank's part of it.
+    fn run_range(
+        &self,
+        blocks: Range<usize>,
+        hidden: Tensor,
+        shared: &Shared,
+        cache: Option<&mut KeyValueCache>,
+        seen: Option<&mut Vec<Tensor>>,
+        routers: &mut Vec<Tensor>,
+    ) -> Result<Residual> {
+        if !self.in_parts(cache.as_deref()) {
+            return self.run(blocks, hidden, shared, cache, seen, routers);
+        }
+        let stream = self.region.over_sequence(hidden, |part| {
+            let device = part.device();
+            let run = || self.run(blocks, part, shared, None, seen, routers)?.join();
+            if self.draws && self.training.is_on() {
+                self.region.with_own_random_numbers(device, run)
+            } else {
+                run()
             }
-            self.region.over_sequence(hidden, |part| {
-                let device = part.device();
-                let run = || self.run(blocks, part, shared, None, seen, &mut routers)?.join();
-                if self.draws && self.training.is_on() {
-                    self.region.with_own_random_numbers(device, run)
-                } else {
-                    run()
-                }
-            })
         })?;
-        Ok((Residual { branch, ..Residual::new(stream) }, routers))
+        Ok(Residual::new(stream))
     }
 
     /// Returns `true` if each rank of a tensor group has a part of the sequence: not of tokens that follow cached ones,

@@ -9,11 +9,11 @@ use std::borrow::Borrow;
 use brigade_checkpoint::WeightsReader;
 use brigade_nn::{
     ContextPart, Embedding, EmbeddingOptions, ExpertLoad, LayerGroups, Module, ParamPath, RmsNorm,
-    TensorParallelPlan, load_balancing_loss,
+    TensorParallelPlan, load_balancing_loss_of, load_balancing_sums,
 };
 use brigade_sharding::TensorPlan;
 use brigade_torch::{Error, Result};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use self::layer::MixtralLayer;
 pub use self::options::MixtralOptions;
@@ -44,7 +44,9 @@ pub struct Mixtral {
 /// Results of a forward for this rank's tokens.
 struct OwnStates {
     hidden: Tensor,
+    /// Logits of each layer's router, or `sums` of them.
     routers: Vec<Tensor>,
+    sums: Option<Tensor>,
     part: ContextPart,
     tied_weight: Option<Tensor>,
 }
@@ -93,16 +95,29 @@ impl Mixtral {
     }
 
     /// Returns the output, and the logits `[tokens, num_local_experts]` of each layer's router, for
-    /// [`load_balancing_loss`] and [`router_z_loss`](brigade_nn::router_z_loss) with other coefficients than the
+    /// [`load_balancing_loss`](brigade_nn::load_balancing_loss) and [`router_z_loss`](brigade_nn::router_z_loss) with other coefficients than the
     /// config's.
     ///
     /// # Errors
-    /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] with context parallelism.
+    /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] for a model in the stages of a
+    /// pipeline, and with context parallelism.
     pub fn forward_routed<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
     ) -> Result<(Tensor, Vec<Tensor>)> {
-        let own = self.routed(tokens.into())?;
+        let refused = |found: &str| {
+            Err(Error::invalid_argument(format!(
+                "forward_routed returns the logits of all routers for all tokens, and each rank {found}: take the \
+                 language model's loss with output_router_logits instead"
+            )))
+        };
+        if self.layers.is_cut() {
+            return refused("of the pipeline has some layers");
+        }
+        let own = self.own_states(tokens.into(), None, None, false)?;
+        if own.part.is_divided() {
+            return refused("of the context group has a part of the tokens");
+        }
         Ok((own.hidden, own.routers))
     }
 
@@ -133,29 +148,14 @@ impl Mixtral {
         self.layers.map(MixtralLayer::load).into_iter().flatten().collect()
     }
 
-    /// Computes the hidden states and the logits of all layers' routers.
-    fn routed(&self, tokens: Tokens<'_>) -> Result<OwnStates> {
-        if self.layers.is_cut() {
-            return Err(Error::invalid_argument(
-                "losses of routers need all layers, of which each rank of the pipeline has some: set output_router_logits \
-                 to false",
-            ));
-        }
-        let own = self.own_states(tokens, None, None)?;
-        if own.part.is_divided() {
-            return Err(Error::invalid_argument(
-                "losses of routers need all tokens of a sequence, of which each rank of the context group has a part: set \
-                 output_router_logits to false",
-            ));
-        }
-        Ok(own)
-    }
-
+    /// Computes the hidden states, and the sums of [`load_balancing_sums`] over the layers for this rank's tokens if
+    /// `balanced`, else the logits of the routers.
     fn own_states(
         &self,
         tokens: Tokens<'_>,
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
+        balanced: bool,
     ) -> Result<OwnStates> {
         let past = cache.as_deref().map_or(0, KeyValueCache::len);
         // Rotary embeddings have no maximum position, but quality drops beyond the sequence length of the training.
@@ -175,8 +175,9 @@ impl Mixtral {
             Some(window) => own.mask.within_window(window, past, &tokens)?,
             None => own.mask,
         };
+        let counted = if balanced { Some(self.counted(&tokens, &part)?) } else { None };
         let mut tied_weight = None;
-        let (hidden, routers) = self.context.run(&part, &own.ids, || {
+        let (hidden, routers, sums) = self.context.run(&part, &own.ids, || {
             let embedded = || {
                 let (words, weight) = self.embed_tokens.forward_tied(&own.ids)?;
                 tied_weight = self.options.tie_word_embeddings.then_some(weight);
@@ -185,10 +186,33 @@ impl Mixtral {
             let kind = self.embed_tokens.weight().kind();
             let rotation = Some(self.rotary.at(&own.positions, kind)?);
             let shared = Shared { mask, rotation, part: part.clone() };
-            let (hidden, routers) = self.layers.forward_routed(embedded, &shared, cache, seen)?;
-            Ok((hidden.rms_norm(&self.norm)?.normed, routers))
+            let Some(counted) = &counted else {
+                let (hidden, routers) =
+                    self.layers.forward_routed(embedded, &shared, cache, seen)?;
+                return Ok((hidden.rms_norm(&self.norm)?.normed, routers, None));
+            };
+            let sums_of = |logits: &Tensor| {
+                load_balancing_sums(&[logits], self.options.num_experts_per_tok, counted.as_ref())
+            };
+            let sums = if kind == Kind::Double { Kind::Double } else { Kind::Float };
+            let none = [2 * self.options.num_local_experts + 1];
+            let none = Tensor::f_zeros(none, (sums, own.ids.device()))?;
+            let (hidden, sums) = self.layers.forward_summed(embedded, &shared, &none, sums_of)?;
+            Ok((hidden.rms_norm(&self.norm)?.normed, Vec::new(), Some(sums)))
         })?;
-        Ok(OwnStates { hidden, routers, part, tied_weight })
+        Ok(OwnStates { hidden, routers, sums, part, tied_weight })
+    }
+
+    /// Returns the mask of this rank's tokens that count in the loss of routers, `[batch, own tokens]`; `None` if all
+    /// count.
+    fn counted(&self, tokens: &Tokens<'_>, part: &ContextPart) -> Result<Option<Tensor>> {
+        // A mask of pairs does not show which tokens are padding.
+        let mask = tokens.attention_mask.filter(|mask| mask.dim() == 2);
+        Ok(match mask {
+            Some(mask) => Some(part.take(mask, 1)?),
+            None if part.is_divided() => Some(part.take(&tokens.ids.f_ones_like()?, 1)?),
+            None => None,
+        })
     }
 }
 
@@ -234,30 +258,27 @@ impl CausalBody for Mixtral {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
-        let own = self.own_states(tokens, cache, seen)?;
+        let own = self.own_states(tokens, cache, seen, false)?;
         own.part.gather(&own.hidden, 1)
     }
 
     fn run_part(&self, tokens: Tokens<'_>) -> Result<(Tensor, ContextPart)> {
-        let own = self.own_states(tokens, None, None)?;
+        let own = self.own_states(tokens, None, None, false)?;
         Ok((own.hidden, own.part))
     }
 
     /// Runs this rank's part. With [`MixtralOptions::output_router_logits`] it also returns the load-balancing loss of
     /// all layers' routers, times its coefficient.
     fn run_for_head(&self, tokens: Tokens<'_>) -> Result<HeadInput> {
-        if !self.options.output_router_logits {
-            let OwnStates { hidden, part, tied_weight, .. } =
-                self.own_states(tokens, None, None)?;
-            return Ok(HeadInput { hidden, part, loss: None, tied_weight });
-        }
-        // A mask of pairs does not show which tokens are padding.
-        let mask = tokens.attention_mask.filter(|mask| mask.dim() == 2);
-        let OwnStates { hidden, routers, part, tied_weight } = self.routed(tokens)?;
-        let routers: Vec<&Tensor> = routers.iter().collect();
-        let loss = load_balancing_loss(&routers, self.options.num_experts_per_tok, mask)?;
-        let loss = loss.f_mul_scalar(self.options.router_aux_loss_coef)?;
-        Ok(HeadInput { hidden, part, loss: Some(loss), tied_weight })
+        let balanced = self.options.output_router_logits;
+        let OwnStates { hidden, sums, part, tied_weight, .. } =
+            self.own_states(tokens, None, None, balanced)?;
+        let loss = |sums: &Tensor| {
+            let loss = load_balancing_loss_of(&part.sum(sums)?)?;
+            Ok::<_, Error>(loss.f_mul_scalar(self.options.router_aux_loss_coef)?)
+        };
+        let loss = sums.as_ref().map(loss).transpose()?;
+        Ok(HeadInput { hidden, part, loss, tied_weight })
     }
 
     fn head_shape(&self) -> [i64; 2] {
@@ -281,7 +302,7 @@ impl CausalBody for Mixtral {
 /// ```
 /// use brigade_models::{MixtralForCausalLm, MixtralOptions};
 /// use brigade_nn::Model;
-/// use tch::Tensor;
+/// use tch::{Kind, Tensor};
 ///
 /// let options = MixtralOptions {
 ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,

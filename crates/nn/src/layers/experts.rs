@@ -32,7 +32,9 @@ use tch::{Kind, TchError, Tensor};
 
 use self::exchange::Exchange;
 use self::router::Router;
-pub use self::router::{Routing, load_balancing_loss, router_z_loss};
+pub use self::router::{
+    Routing, load_balancing_loss, load_balancing_loss_of, load_balancing_sums, router_z_loss,
+};
 use crate::layer_context::LayerContext;
 use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Training};
 

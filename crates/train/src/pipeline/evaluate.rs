@@ -31,8 +31,8 @@ impl<M, T: TensorTree> Step<'_, M, T> {
                         StageOutput::Value(value) | StageOutput::Split { value, .. } => {
                             values.push(value);
                         }
-                        StageOutput::Hidden(hidden) => {
-                            self.hand_on((stage, micro), hidden, is_own(stage + 1))?;
+                        StageOutput::Hidden(outputs) => {
+                            self.hand_on((stage, micro), outputs, is_own(stage + 1))?;
                         }
                     }
                 } else if stage + 1 < stages && is_own(stage + 1) {

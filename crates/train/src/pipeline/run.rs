@@ -27,8 +27,8 @@ pub(super) struct Step<'a, M, T> {
     factor: f64,
     pub(super) wire: Wire<'a>,
     /// Outputs for the next stage if it is on this rank, and gradients for the previous stage.
-    outputs: HashMap<Pass, Tensor>,
-    gradients: HashMap<Pass, Tensor>,
+    outputs: HashMap<Pass, Vec<Tensor>>,
+    gradients: HashMap<Pass, Vec<Tensor>>,
     held: HashMap<Pass, Held>,
     losses: Losses,
     stepped: &'a Stepped<'a>,
@@ -38,21 +38,21 @@ pub(super) struct Step<'a, M, T> {
 
 /// Values that a forward pass keeps for its backward.
 struct Held {
-    /// Input of the stage. `None` for the first stage.
-    input: Option<Tensor>,
-    /// Output of the stage's last block, or a loss.
-    output: Tensor,
-    /// Initial gradient: that of a loss, or the received gradient of an output.
-    seed: Option<Tensor>,
+    /// Inputs of the stage. None for the first stage.
+    inputs: Vec<Tensor>,
+    /// Outputs of the stage's last block, or a loss.
+    outputs: Vec<Tensor>,
+    /// Initial gradients: that of a loss, or the received gradients of the outputs.
+    seeds: Option<Vec<Tensor>>,
     /// Layers after the last block, if their backward is separate.
     head: Option<Head>,
 }
 
-/// A loss whose graph ends at the output of the last block.
+/// A loss whose graph ends at the outputs of the last block.
 struct Head {
     loss: Tensor,
     seed: Tensor,
-    leaf: Tensor,
+    leaves: Vec<Tensor>,
 }
 
 impl<'a, M, T: TensorTree> Step<'a, M, T> {
@@ -139,21 +139,26 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         let pass = (stage, micro);
         match action.kind {
             ActionKind::Forward => {
-                let (input, output) = self.forward(pass, loss)?;
+                let (inputs, output) = self.forward(pass, loss)?;
                 let held = match output {
-                    StageOutput::Hidden(output) => {
+                    StageOutput::Hidden(outputs) => {
                         if self.is_own(stage + 1) {
-                            self.outputs.insert(pass, output.f_detach()?);
+                            self.outputs.insert(pass, detached(&outputs)?);
                         }
-                        Held { input, output, seed: None, head: None }
+                        Held { inputs, outputs, seeds: None, head: None }
                     }
                     StageOutput::Value(loss) => {
-                        let (output, seed) = self.add_loss(loss, micro)?;
-                        Held { input, output, seed: Some(seed), head: None }
+                        let (loss, seed) = self.add_loss(loss, micro)?;
+                        Held { inputs, outputs: vec![loss], seeds: Some(vec![seed]), head: None }
                     }
-                    StageOutput::Split { value, output, leaf } => {
+                    StageOutput::Split { value, outputs, leaves } => {
                         let (loss, seed) = self.add_loss(value, micro)?;
-                        Held { input, output, seed: None, head: Some(Head { loss, seed, leaf }) }
+                        Held {
+                            inputs,
+                            outputs,
+                            seeds: None,
+                            head: Some(Head { loss, seed, leaves }),
+                        }
                     }
                 };
                 self.held.insert(pass, held);
@@ -162,14 +167,14 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
             ActionKind::Backward => {
                 let held = self.with_seed(pass)?;
                 held.backward(&[], false)?;
-                self.keep_gradient(pass, held.input.as_ref())
+                self.keep_gradients(pass, &held.inputs)
             }
             ActionKind::BackwardInput => {
                 let held = self.with_seed(pass)?;
-                if let Some(input) = &held.input {
-                    held.backward(&[input], true)?;
+                if !held.inputs.is_empty() {
+                    held.backward(&held.inputs.iter().collect::<Vec<_>>(), true)?;
                 }
-                self.keep_gradient(pass, held.input.as_ref())?;
+                self.keep_gradients(pass, &held.inputs)?;
                 self.held.insert(pass, held);
                 Ok(())
             }
@@ -182,38 +187,37 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
                 if trained.is_empty() { Ok(()) } else { held.backward(&trained, false) }
             }
             ActionKind::SendActivation => {
-                let output = self.held.get(&pass).map(|held| held.output.f_detach());
-                let output = output.ok_or_else(|| missing(action))??;
+                let held = self.held.get(&pass).ok_or_else(|| missing(action))?;
+                let outputs = detached(&held.outputs)?;
                 let to = self.peer(action)?;
-                self.wire.send_activation(stage, &self.forms[micro], &output, to)
+                self.wire.send_activation(stage, &self.forms[micro], &outputs, to)
             }
             ActionKind::ReceiveActivation => {
                 let from = self.peer(action)?;
                 self.wire.receive_activation(action, &self.forms[micro], from)
             }
             ActionKind::SendGradient => {
-                let gradient = self.gradients.remove(&pass).ok_or_else(|| missing(action))?;
+                let gradients = self.gradients.remove(&pass).ok_or_else(|| missing(action))?;
                 let to = self.peer(action)?;
-                self.wire.send_gradient(&gradient, to)
+                self.wire.send_gradients(&gradients, to)
             }
             ActionKind::ReceiveGradient => {
-                let output = self.held.get(&pass).map(|held| held.output.shallow_clone());
-                let output = output.ok_or_else(|| missing(action))?;
+                let held = self.held.get(&pass).ok_or_else(|| missing(action))?;
                 let from = self.peer(action)?;
-                self.wire.receive_gradient(action, &output, from)
+                self.wire.receive_gradients(action, &held.outputs, from)
             }
             ActionKind::Unshard | ActionKind::ReduceGradients | ActionKind::Reshard => Ok(()),
         }
     }
 
-    /// Runs a stage's part of the closure. Returns the input as well, which gets a gradient.
+    /// Runs a stage's part of the closure. Returns the inputs as well, which get gradients.
     pub(super) fn forward<V>(
         &mut self,
         (stage, micro): Pass,
         closure: &mut impl FnMut(&T) -> Result<V>,
-    ) -> Result<(Option<Tensor>, StageOutput<V>)> {
-        let input = match stage.checked_sub(1) {
-            None => None,
+    ) -> Result<(Vec<Tensor>, StageOutput<V>)> {
+        let inputs = match stage.checked_sub(1) {
+            None => Vec::new(),
             Some(before) => {
                 let action = Action::new(ActionKind::ReceiveActivation, stage, micro);
                 let own = self.outputs.remove(&(before, micro));
@@ -222,17 +226,18 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
                     None => self.received(action)?,
                 };
                 let learns = brigade_torch::grad_enabled();
-                Some(received.f_set_requires_grad(learns)?)
+                let leaves = received.into_iter().map(|input| input.f_set_requires_grad(learns));
+                leaves.collect::<Result<_, _>>()?
             }
         };
-        let handed = input.as_ref().map(Tensor::shallow_clone);
+        let handed = (stage > 0).then(|| inputs.iter().map(Tensor::shallow_clone).collect());
         let micro = &self.micros[micro];
         let output = if self.splits {
             self.stages.run_split(stage, handed, || closure(micro))?
         } else {
             self.stages.run(stage, handed, || closure(micro))?
         };
-        Ok((input, output))
+        Ok((inputs, output))
     }
 
     /// Adds a micro-batch's loss, and returns it with its initial gradient.
@@ -248,7 +253,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         Ok((loss, seed))
     }
 
-    fn received(&mut self, action: Action) -> Result<Tensor> {
+    fn received(&mut self, action: Action) -> Result<Vec<Tensor>> {
         let received = self.wire.received(action).map_err(|error| self.named(action, error))?;
         received.ok_or_else(|| missing(action))
     }
@@ -258,22 +263,19 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         held.ok_or_else(|| missing(Action::new(ActionKind::Forward, stage, micro)))
     }
 
-    /// Returns the values that a pass has kept, with its initial gradient.
+    /// Returns the values that a pass has kept, with its initial gradients.
     fn with_seed(&mut self, (stage, micro): Pass) -> Result<Held> {
         let mut held = self.held((stage, micro))?;
         if let Some(head) = held.head.take() {
             if head.loss.requires_grad() {
                 backward_from(&[&head.loss], &[&head.seed], &[], BackwardOptions::default())?;
             }
-            held.seed = Some(match gradient(&head.leaf)? {
-                Some(gradient) => gradient,
-                None => head.leaf.f_detach()?.f_zeros_like()?,
-            });
+            held.seeds = Some(gradients_of(&head.leaves)?);
         }
-        if held.seed.is_none() {
+        if held.seeds.is_none() {
             let own = self.gradients.remove(&(stage + 1, micro));
             let action = Action::new(ActionKind::ReceiveGradient, stage, micro);
-            held.seed = Some(match own {
+            held.seeds = Some(match own {
                 Some(own) => own,
                 None => self.received(action)?,
             });
@@ -281,26 +283,23 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         Ok(held)
     }
 
-    /// Keeps the gradient of a stage's input for the previous stage.
-    fn keep_gradient(&mut self, pass: Pass, input: Option<&Tensor>) -> Result<()> {
-        let Some(input) = input else { return Ok(()) };
-        let gradient = match gradient(input)? {
-            Some(gradient) => gradient,
-            None => input.f_detach()?.f_zeros_like()?,
-        };
-        self.gradients.insert(pass, gradient);
+    /// Keeps the gradients of a stage's inputs for the previous stage.
+    fn keep_gradients(&mut self, pass: Pass, inputs: &[Tensor]) -> Result<()> {
+        if !inputs.is_empty() {
+            self.gradients.insert(pass, gradients_of(inputs)?);
+        }
         Ok(())
     }
 
-    /// Passes a stage's output, without its graph, on to the next stage, on this rank or another one.
-    pub(super) fn hand_on(&mut self, pass: Pass, hidden: Tensor, is_own: bool) -> Result<()> {
+    /// Passes a stage's outputs, without their graph, on to the next stage, on this rank or another one.
+    pub(super) fn hand_on(&mut self, pass: Pass, outputs: Vec<Tensor>, is_own: bool) -> Result<()> {
         if is_own {
-            self.outputs.insert(pass, hidden);
+            self.outputs.insert(pass, outputs);
             return Ok(());
         }
         let action = Action::new(ActionKind::SendActivation, pass.0, pass.1);
         let to = self.peer(action)?;
-        let sent = self.wire.send_activation(pass.0, &self.forms[pass.1], &hidden, to);
+        let sent = self.wire.send_activation(pass.0, &self.forms[pass.1], &outputs, to);
         sent.map_err(|error| self.named(action, error))
     }
 
@@ -333,10 +332,27 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
 impl Held {
     /// Adds gradients to those of `leaves`, or of all leaves if none are given.
     fn backward(&self, leaves: &[&Tensor], retain_graph: bool) -> Result<()> {
-        let Some(seed) = self.seed.as_ref().filter(|_| self.output.requires_grad()) else {
+        let seeds = self.seeds.iter().flatten();
+        let (outputs, seeds): (Vec<_>, Vec<_>) =
+            self.outputs.iter().zip(seeds).filter(|(output, _)| output.requires_grad()).unzip();
+        if outputs.is_empty() {
             return Ok(());
-        };
+        }
         let options = BackwardOptions { retain_graph, ..BackwardOptions::default() };
-        backward_from(&[&self.output], &[seed], leaves, options)
+        backward_from(&outputs, &seeds, leaves, options)
     }
+}
+
+/// Returns tensors without their graph.
+fn detached(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(tensors.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?)
+}
+
+/// Returns the gradients of leaves: zeros for a leaf on which no loss depends.
+fn gradients_of(leaves: &[Tensor]) -> Result<Vec<Tensor>> {
+    let of = |leaf: &Tensor| match gradient(leaf)? {
+        Some(gradient) => Ok(gradient),
+        None => Ok(leaf.f_detach()?.f_zeros_like()?),
+    };
+    leaves.iter().map(of).collect()
 }

@@ -12,18 +12,20 @@ use super::failure;
 /// Shapes and types of a micro-batch's tensors, with the type of the model's parameters.
 pub(super) type MicroForm = (Vec<(Vec<i64>, Kind)>, Kind);
 
-/// Shape and type of an activation.
-type Form = (Vec<i64>, Kind);
+/// Shapes and types of the tensors that a stage passes on: hidden states, and sums that some models carry along.
+type Form = Vec<(Vec<i64>, Kind)>;
 
 /// Shapes and types of the activations of stages. Each is sent once per form of micro-batch, and both ends store it.
 #[derive(Debug, Default)]
 pub(super) struct Forms(Mutex<HashMap<(usize, MicroForm), Form>>);
 
-/// Number of values in a header: the type, the number of dimensions, and their sizes.
-const HEADER: usize = 2 + MOST_DIMENSIONS;
+/// Number of values in a header: the number of tensors, and for each the type, the number of dimensions, and their sizes.
+const HEADER: usize = 1 + MOST_TENSORS * TENSOR;
+const TENSOR: usize = 2 + MOST_DIMENSIONS;
+const MOST_TENSORS: usize = 4;
 const MOST_DIMENSIONS: usize = 8;
 
-/// Maximum number of pending sends to one rank. It limits how far a rank runs ahead of its peers, so that the tensors
+/// Maximum number of pending messages to one rank. It limits how far a rank runs ahead of its peers, so that the tensors
 /// being sent do not fill its memory.
 const MOST_SENDS: usize = 2;
 
@@ -51,8 +53,9 @@ pub(super) struct Wire<'a> {
     group: &'a ProcessGroup,
     forms: &'a Forms,
     device: Device,
-    sends: HashMap<usize, VecDeque<Work<Tensor>>>,
-    receives: HashMap<Action, Work<Tensor>>,
+    /// Messages to each rank, each of one tensor or several.
+    sends: HashMap<usize, VecDeque<Vec<Work<Tensor>>>>,
+    receives: HashMap<Action, Vec<Work<Tensor>>>,
 }
 
 impl<'a> Wire<'a> {
@@ -60,39 +63,41 @@ impl<'a> Wire<'a> {
         Self { group, forms, device, sends: HashMap::new(), receives: HashMap::new() }
     }
 
-    /// Sends a stage's output, preceded by its shape and type unless the peer has them.
+    /// Sends a stage's outputs, preceded by their shapes and types unless the peer has them.
     pub(super) fn send_activation(
         &mut self,
         stage: usize,
         micro: &MicroForm,
-        output: &Tensor,
+        outputs: &[Tensor],
         to: usize,
     ) -> Result<()> {
-        let form = (output.size(), output.f_kind()?);
+        let form = outputs.iter().map(|output| Ok((output.size(), output.f_kind()?)));
+        let form: Form = form.collect::<Result<_>>()?;
         let key = (stage, micro.clone());
         let known = self.forms.0.lock().get(&key).cloned();
         match known {
             Some(known) if known == form => {}
-            Some((shape, kind)) => {
+            Some(known) => {
                 return Err(Error::invalid_argument(format!(
-                    "the stage's output is {:?} {:?}, and was {kind:?} {shape:?} for micro-batches of the same shapes before: \
-                     make shapes depend on the shapes of the batch alone",
-                    form.1, form.0
+                    "the stage's output is {}, and was {} for micro-batches of the same shapes before: make shapes \
+                     depend on the shapes of the batch alone",
+                    words(&form),
+                    words(&known)
                 )));
             }
             None => {
-                self.push(&header(&form)?.f_to_device(self.device)?, to, TAG_HEADER)?;
+                self.push(&[header(&form)?.f_to_device(self.device)?], to, TAG_HEADER)?;
                 self.forms.0.lock().insert(key, form);
             }
         }
-        self.push(output, to, TAG_ACTIVATION)
+        self.push(outputs, to, TAG_ACTIVATION)
     }
 
-    pub(super) fn send_gradient(&mut self, gradient: &Tensor, to: usize) -> Result<()> {
-        self.push(gradient, to, TAG_GRADIENT)
+    pub(super) fn send_gradients(&mut self, gradients: &[Tensor], to: usize) -> Result<()> {
+        self.push(gradients, to, TAG_GRADIENT)
     }
 
-    /// Starts to receive the output of the stage before that of `action`.
+    /// Starts to receive the outputs of the stage before that of `action`.
     pub(super) fn receive_activation(
         &mut self,
         action: Action,
@@ -101,7 +106,7 @@ impl<'a> Wire<'a> {
     ) -> Result<()> {
         let key = (action.stage.saturating_sub(1), micro.clone());
         let known = self.forms.0.lock().get(&key).cloned();
-        let (shape, kind) = match known {
+        let form = match known {
             Some(form) => form,
             None => {
                 let mut header = Tensor::f_zeros([HEADER as i64], (Kind::Int64, self.device))?;
@@ -111,22 +116,24 @@ impl<'a> Wire<'a> {
                 form
             }
         };
-        self.begin(action, &shape, kind, from, TAG_ACTIVATION)
+        self.begin(action, &form, from, TAG_ACTIVATION)
     }
 
-    /// Starts to receive the gradient of a stage's output.
-    pub(super) fn receive_gradient(
+    /// Starts to receive the gradients of a stage's outputs.
+    pub(super) fn receive_gradients(
         &mut self,
         action: Action,
-        output: &Tensor,
+        outputs: &[Tensor],
         from: usize,
     ) -> Result<()> {
-        self.begin(action, &output.size(), output.f_kind()?, from, TAG_GRADIENT)
+        let form = outputs.iter().map(|output| Ok((output.size(), output.f_kind()?)));
+        self.begin(action, &form.collect::<Result<Form>>()?, from, TAG_GRADIENT)
     }
 
-    /// Waits for the tensor that an action has started to receive. `None` if it has started none.
-    pub(super) fn received(&mut self, action: Action) -> Result<Option<Tensor>> {
-        self.receives.remove(&action).map(Work::wait).transpose()
+    /// Waits for the tensors that an action has started to receive. `None` if it has started none.
+    pub(super) fn received(&mut self, action: Action) -> Result<Option<Vec<Tensor>>> {
+        let works = self.receives.remove(&action);
+        works.map(|works| works.into_iter().map(Work::wait).collect()).transpose()
     }
 
     /// Exchanges a tensor of this rank for those of other ranks, and returns them in their order.
@@ -159,8 +166,10 @@ impl<'a> Wire<'a> {
 
     /// Waits for all pending sends.
     pub(super) fn finish(self) -> Result<()> {
-        for (to, send) in
-            self.sends.into_iter().flat_map(|(to, all)| all.into_iter().map(move |it| (to, it)))
+        for (to, send) in self
+            .sends
+            .into_iter()
+            .flat_map(|(to, all)| all.into_iter().flatten().map(move |it| (to, it)))
         {
             let what = || format!("the end of the step, to rank {to}");
             let _sent = send.wait().map_err(|error| failure(self.group.rank(), what(), error))?;
@@ -168,26 +177,24 @@ impl<'a> Wire<'a> {
         Ok(())
     }
 
-    fn push(&mut self, tensor: &Tensor, to: usize, tag: u16) -> Result<()> {
+    fn push(&mut self, tensors: &[Tensor], to: usize, tag: u16) -> Result<()> {
         let sends = self.sends.entry(to).or_default();
         while sends.len() >= MOST_SENDS {
-            let Some(oldest) = sends.pop_front() else { break };
-            let _sent = oldest.wait()?;
+            for oldest in sends.pop_front().into_iter().flatten() {
+                let _sent = oldest.wait()?;
+            }
         }
-        sends.push_back(self.group.start_send(&tensor.f_contiguous()?, to, tag)?);
+        let start = |tensor: &Tensor| self.group.start_send(&tensor.f_contiguous()?, to, tag);
+        sends.push_back(tensors.iter().map(start).collect::<Result<_>>()?);
         Ok(())
     }
 
-    fn begin(
-        &mut self,
-        action: Action,
-        shape: &[i64],
-        kind: Kind,
-        from: usize,
-        tag: u16,
-    ) -> Result<()> {
-        let into = Tensor::f_empty(shape, (kind, self.device))?;
-        self.receives.insert(action, self.group.start_recv(into, from, tag)?);
+    fn begin(&mut self, action: Action, form: &Form, from: usize, tag: u16) -> Result<()> {
+        let start = |(shape, kind): &(Vec<i64>, Kind)| {
+            let into = Tensor::f_empty(shape, (*kind, self.device))?;
+            self.group.start_recv(into, from, tag)
+        };
+        self.receives.insert(action, form.iter().map(start).collect::<Result<_>>()?);
         Ok(())
     }
 }
@@ -206,39 +213,58 @@ pub(super) fn kind_of(number: i64) -> Option<Kind> {
     usize::try_from(number).ok().and_then(|place| KINDS.get(place)).copied()
 }
 
-fn header((shape, kind): &Form) -> Result<Tensor> {
-    if shape.len() > MOST_DIMENSIONS {
+fn header(form: &Form) -> Result<Tensor> {
+    if form.len() > MOST_TENSORS {
         return Err(Error::invalid_argument(format!(
-            "the stage's output has {} dimensions: at most {MOST_DIMENSIONS} can be sent",
-            shape.len()
+            "the stage passes on {} tensors: at most {MOST_TENSORS} can be sent",
+            form.len()
         )));
     }
-    if !matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16) {
-        return Err(Error::invalid_argument(format!(
-            "the stage's output is {kind:?}, which has no gradient: cut the model elsewhere"
-        )));
+    let mut numbers = vec![form.len() as i64];
+    for (place, (shape, kind)) in form.iter().enumerate() {
+        if shape.len() > MOST_DIMENSIONS {
+            return Err(Error::invalid_argument(format!(
+                "the stage's output has {} dimensions: at most {MOST_DIMENSIONS} can be sent",
+                shape.len()
+            )));
+        }
+        if !matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16) {
+            return Err(Error::invalid_argument(format!(
+                "the stage's output is {kind:?}, which has no gradient: cut the model elsewhere"
+            )));
+        }
+        numbers.extend([number_of(*kind)?, shape.len() as i64]);
+        numbers.extend(shape);
+        numbers.resize(1 + (place + 1) * TENSOR, 0);
     }
-    let mut numbers = vec![number_of(*kind)?, shape.len() as i64];
-    numbers.extend(shape);
     numbers.resize(HEADER, 0);
     Ok(Tensor::f_from_slice(&numbers)?)
 }
 
 fn form_in(header: &Tensor) -> Result<Form> {
     let numbers: Vec<i64> = Vec::try_from(header)?;
-    let strange = || {
+    let parsed = || {
+        let (count, tensors) = numbers.split_first()?;
+        let count = usize::try_from(*count).ok().filter(|count| *count <= MOST_TENSORS)?;
+        tensors.chunks_exact(TENSOR).take(count).map(tensor_form).collect()
+    };
+    parsed().ok_or_else(|| {
         Error::invalid_argument(format!(
             "the stage before sent activations in an unknown format: {numbers:?}; run the same version of the \
              program on all ranks"
         ))
-    };
-    let [kind, dimensions, sizes @ ..] = numbers.as_slice() else { return Err(strange()) };
-    let kind = kind_of(*kind);
-    let shape = usize::try_from(*dimensions).ok().and_then(|dimensions| sizes.get(..dimensions));
-    match (kind, shape) {
-        (Some(kind), Some(shape)) if shape.iter().all(|&size| size >= 0) => {
-            Ok((shape.to_vec(), kind))
-        }
-        _ => Err(strange()),
-    }
+    })
+}
+
+fn tensor_form(numbers: &[i64]) -> Option<(Vec<i64>, Kind)> {
+    let [kind, dimensions, sizes @ ..] = numbers else { return None };
+    let shape = sizes.get(..usize::try_from(*dimensions).ok()?)?;
+    Some((shape.iter().all(|&size| size >= 0).then(|| shape.to_vec())?, kind_of(*kind)?))
+}
+
+/// Formats shapes and types: `Float [2, 6, 8]`, `Float [2, 6, 8] and Float [13]`.
+fn words(form: &Form) -> String {
+    let tensors: Vec<String> =
+        form.iter().map(|(shape, kind)| format!("{kind:?} {shape:?}")).collect();
+    tensors.join(" and ")
 }

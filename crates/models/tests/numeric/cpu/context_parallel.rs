@@ -143,11 +143,24 @@ fn llama_with_shared_keys() {
 }
 
 #[test]
-fn mixtral_without_the_loss_of_its_routers() {
+fn mixtral_with_and_without_the_loss_of_its_routers() {
+    let balanced =
+        MixtralOptions { output_router_logits: true, router_aux_loss_coef: 0.5, ..mixtral() };
     for (ranks, method) in [(2, GATHER), (3, RING), (2, ULYSSES)] {
-        let new = |path: &ParamPath<'_>| MixtralForCausalLm::new(path, &mixtral());
-        check((ranks, method), new, |model| causal(model, 11, None));
+        for options in [&mixtral(), &balanced] {
+            let new = |path: &ParamPath<'_>| MixtralForCausalLm::new(path, options);
+            check((ranks, method), new, |model| causal(model, 11, None));
+        }
     }
+    let padding = Mutex::new(padded(false, 11));
+    check(
+        (2, GATHER),
+        |path: &ParamPath<'_>| MixtralForCausalLm::new(path, &balanced),
+        |model| {
+            let mask = padding.lock().unwrap().copy();
+            causal(model, 11, Some(&mask))
+        },
+    );
     let new = |options: MixtralOptions| {
         move |path: &ParamPath<'_>| MixtralForCausalLm::new(path, &options)
     };
@@ -155,9 +168,12 @@ fn mixtral_without_the_loss_of_its_routers() {
         let ids = ids(41, 2, 11);
         model.module().loss(&ids, &ids, 0.0)?.mean()
     };
-    let balanced = MixtralOptions { output_router_logits: true, ..mixtral() };
-    for error in refusals(2, GATHER, new(balanced), run) {
-        assert!(error.contains("set output_router_logits to false"), "{error}");
+    let routed = |model: &Model<MixtralForCausalLm>| {
+        Ok(model.module().body().forward_routed(&ids(41, 2, 11))?.0)
+    };
+    for error in refusals(2, GATHER, new(balanced), routed) {
+        assert!(error.contains("each rank of the context group has a part"), "{error}");
+        assert!(error.contains("loss with output_router_logits instead"), "{error}");
     }
     let window = MixtralOptions { sliding_window: Some(10), ..mixtral() };
     for error in refusals(2, GATHER, new(window), run) {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use brigade_models::{
     BertForMaskedLm, BertForSequenceClassification, BertOptions, CausalLm, Gpt2LmHead, Gpt2Options,
-    Labelled, LlamaForCausalLm, LlamaOptions, TokenLoss,
+    Labelled, LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions, TokenLoss,
 };
 use brigade_nn::{
     BatchNorm1d, Linear, Model, ModelBuilder, Module, ParamPath, PipelineParallel, Sequential,
@@ -94,7 +94,7 @@ fn check<M>(new: impl Fn(&ParamPath<'_>) -> M, loss: impl Fn(&Model<M>) -> Resul
                 assert!(error.contains("run the model by `Accelerator::forward_backward`"));
             }
             match stages.run(stage, hidden.take(), || loss(model)).unwrap() {
-                StageOutput::Hidden(output) => hidden = Some(output),
+                StageOutput::Hidden(outputs) => hidden = Some(outputs),
                 StageOutput::Value(value) | StageOutput::Split { value, .. } => {
                     assert_eq!(stage + 1, stage_ranks.len());
                     assert_eq!(value, expected, "{stage_ranks:?}");
@@ -151,6 +151,26 @@ fn llama_in_stages() {
         ..Default::default()
     };
     check(|path| LlamaForCausalLm::new(path, &options), causal);
+}
+
+#[test]
+fn mixtral_in_stages_with_the_loss_of_its_routers() {
+    for recompute in [false, true] {
+        let options = MixtralOptions {
+            vocab_size: 23,
+            hidden_size: 16,
+            intermediate_size: 24,
+            num_hidden_layers: BLOCKS,
+            num_attention_heads: 4,
+            num_key_value_heads: Some(2),
+            num_local_experts: 4,
+            output_router_logits: true,
+            router_aux_loss_coef: 0.5,
+            recompute,
+            ..Default::default()
+        };
+        check(|path| MixtralForCausalLm::new(path, &options), causal);
+    }
 }
 
 #[test]
@@ -233,9 +253,13 @@ fn what_cannot_be_cut_is_named() {
     let missing = stages.run(1, None, || Ok(())).unwrap_err().to_string();
     assert_eq!(missing, "stage 1 takes the output of the stage before");
     let input = Tensor::zeros([1, 4], (Kind::Float, Device::Cpu));
-    let idle = stages.run(1, Some(input.shallow_clone()), || Ok(())).unwrap_err().to_string();
+    let received = || Some(vec![input.shallow_clone()]);
+    let idle = stages.run(1, received(), || Ok(())).unwrap_err().to_string();
     assert!(idle.contains("did not run the model's blocks"), "{idle}");
-    let twice = stages.run(1, Some(input.shallow_clone()), || {
+    let several = Some(vec![input.shallow_clone(), input.shallow_clone()]);
+    let several = stages.run(1, several, || model.forward(&input)).unwrap_err().to_string();
+    assert!(several.contains("passed on 2 tensors, and this one takes 1"), "{several}");
+    let twice = stages.run(1, received(), || {
         let _first = model.forward(&input)?;
         model.forward(&input)
     });

@@ -79,14 +79,39 @@ pub fn load_balancing_loss(
     experts_per_token: i64,
     mask: Option<&Tensor>,
 ) -> Result<Tensor> {
+    load_balancing_loss_of(&load_balancing_sums(logits, experts_per_token, mask)?)
+}
+
+/// Computes the sums over tokens and layers of which [`load_balancing_loss_of`] computes the load-balancing loss, a
+/// vector `[2 · experts + 1]`: for each expert the number of times that it was chosen, then for each expert the sum of
+/// its probabilities, then the number of tokens, one for each layer. The sums of some layers, or of a part of the
+/// tokens, can be added to those of others. Arguments are those of [`load_balancing_loss`].
+///
+/// ```
+/// use brigade_nn::{load_balancing_loss, load_balancing_loss_of, load_balancing_sums};
+/// use tch::{Kind, Tensor};
+///
+/// let [first, second] = [0, 1].map(|_| Tensor::randn([5, 4], (Kind::Double, tch::Device::Cpu)));
+/// let sums = load_balancing_sums(&[&first], 2, None)? + load_balancing_sums(&[&second], 2, None)?;
+/// let all = load_balancing_loss(&[&first, &second], 2, None)?;
+/// assert!((load_balancing_loss_of(&sums)? - all).abs().double_value(&[]) < 1e-12);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// Returns the errors of [`load_balancing_loss`].
+pub fn load_balancing_sums(
+    logits: &[&Tensor],
+    experts_per_token: i64,
+    mask: Option<&Tensor>,
+) -> Result<Tensor> {
     let (mut used, mut shares, mut tokens) = (None, None, None);
     let add = |sum: Option<Tensor>, summand: Tensor| match sum {
         Some(sum) => sum.f_add(&summand),
         None => Ok(summand),
     };
-    let mut experts = 0;
     for logits in logits {
-        experts = logits.size2()?.1;
+        let experts = logits.size2()?.1;
         let counting = counting(logits, mask)?;
         let probabilities = logits.f_softmax(-1, counting.f_kind()?)?;
         let (_, chosen) = probabilities.f_topk(experts_per_token, -1, true, true)?;
@@ -100,8 +125,25 @@ pub fn load_balancing_loss(
     let (Some(used), Some(shares), Some(tokens)) = (used, shares, tokens) else {
         return Err(no_layers("load_balancing_loss"));
     };
-    let sum = used.f_div(&tokens)?.f_mul(&shares.f_div(&tokens)?)?.f_sum(None)?;
-    Ok(sum.f_mul_scalar(experts)?)
+    Ok(Tensor::f_cat(&[used, shares, tokens.f_reshape([1])?], 0)?)
+}
+
+/// Computes the load-balancing loss of [`load_balancing_sums`].
+///
+/// # Errors
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor of another shape.
+pub fn load_balancing_loss_of(sums: &Tensor) -> Result<Tensor> {
+    let experts = match sums.size().as_slice() {
+        &[numbers] if numbers >= 3 && numbers % 2 == 1 => (numbers - 1) / 2,
+        shape => {
+            return Err(Error::invalid_argument(format!(
+                "load_balancing_loss_of: expected sums [2 · experts + 1], found {shape:?}"
+            )));
+        }
+    };
+    let tokens = sums.f_narrow(0, 2 * experts, 1)?;
+    let mean = |first: i64| sums.f_narrow(0, first, experts)?.f_div(&tokens);
+    Ok(mean(0)?.f_mul(&mean(experts)?)?.f_sum(None)?.f_mul_scalar(experts)?)
 }
 
 /// Computes the router z-loss, which keeps the logits `[tokens, experts]` of routers small (Zoph et al., 2022, equation
