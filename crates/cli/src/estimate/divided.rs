@@ -38,7 +38,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "METHOD", default_value = "gather", requires = "context")]
     context_method: ContextMethod,
 
-    /// Ranks over which the experts of each layer are spread (ep), within those of data, context and tensor
+    /// Ranks over which experts are spread (ep)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
     expert: usize,
 
@@ -79,7 +79,7 @@ impl Options {
     }
 
     /// Returns the number of the ranks over which gradients are averaged that have different experts.
-    fn averaged_experts(&self) -> usize {
+    pub(super) fn averaged_experts(&self) -> usize {
         self.expert / self.tensor.min(self.expert).max(1)
     }
 

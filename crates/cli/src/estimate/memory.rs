@@ -47,9 +47,9 @@ impl ModelSize {
         let head = if rest / 2 >= head { head } else { 0 };
         let mut parameters: Vec<_> = of_unit("", rest - head, hidden).collect();
         for layer in 0..layers {
-            parameters.extend(of_unit(&format!("h.{layer}"), block, hidden));
-            let experts = of_unit(&format!("h.{layer}.experts"), experts, hidden);
-            parameters.extend(experts.map(Parameter::of_experts));
+            let (unit, of_experts) = (format!("h.{layer}"), format!("h.{layer}.experts"));
+            parameters.extend(of_unit(&unit, block, hidden));
+            parameters.extend(of_unit(&of_experts, experts, hidden).map(Parameter::of_experts));
         }
         parameters.extend(of_unit("head", head, hidden).map(|it| Parameter { unit: None, ..it }));
         parameters

@@ -119,7 +119,10 @@ impl Question<'_> {
         let ranks = self.args.divided.averaged(ranks);
         if ranks > 1 {
             shardings.extend([Sharding::zero1(), Sharding::zero2()]);
-            shardings.extend(host_of(ranks).map(Sharding::hybrid));
+            // Experts are spread within a shard group.
+            let experts = self.args.divided.averaged_experts();
+            let host = host_of(ranks).filter(|ranks| ranks.is_multiple_of(experts));
+            shardings.extend(host.map(Sharding::hybrid));
             shardings.push(Sharding::zero3());
         }
         shardings.push(Sharding::zero3().offload(Offload::Cpu { pin: true }));

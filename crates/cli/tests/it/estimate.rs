@@ -482,7 +482,9 @@ fn experts_are_spread_over_ranks() {
     let sent = |strategy: &str| of_strategy(&spread, strategy)["sent_bytes"].as_u64().unwrap();
     // No other rank has the same experts: only the others' gradients are averaged.
     assert_eq!(sent("none"), 4 * 2 * 7 * others.div_ceil(8));
-    assert_eq!(bytes(&spread, "zero3", "optimizer"), 8 * (experts / 8 + others / 8));
+    // All but the experts is sharded, with padding.
+    let (found, states) = (bytes(&spread, "zero3", "optimizer"), 8 * (experts / 8 + others / 8));
+    assert!((states..states + states / 1000).contains(&found), "{found}, not {states}");
     assert_eq!(spread["ranks"][0]["divided"]["mesh"], "dp_shard 8, ep 8");
     let messages = spread["ranks"][0]["divided"]["stages"][0]["messages"].as_array().unwrap();
     assert_eq!(messages[1]["axis"], "ep");

@@ -121,8 +121,11 @@ impl<B: Block> Blocks<B> {
                     branch = hidden.branch.take();
                 }
                 // One block after the other, so that the bits do not depend on the stages.
-                let add = |sums: Tensor, router: &Tensor| Ok(sums.f_add(&sums_of(router)?)?);
-                Ok([hidden.join()?, routers.iter().try_fold(earlier, add)?])
+                let mut sums = earlier;
+                for router in &routers {
+                    sums = sums.f_add(&sums_of(router)?)?;
+                }
+                Ok([hidden.join()?, sums])
             },
         )?;
         Ok((Residual { branch, ..Residual::new(stream) }, sums))

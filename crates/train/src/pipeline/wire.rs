@@ -246,7 +246,7 @@ fn form_in(header: &Tensor) -> Result<Form> {
     let parsed = || {
         let (count, tensors) = numbers.split_first()?;
         let count = usize::try_from(*count).ok().filter(|count| *count <= MOST_TENSORS)?;
-        tensors.chunks_exact(TENSOR).take(count).map(tensor_form).collect()
+        tensors.chunks_exact(TENSOR).take(count).map(tensor_form).collect::<Option<Form>>()
     };
     parsed().ok_or_else(|| {
         Error::invalid_argument(format!(

@@ -61,7 +61,7 @@ fn stages_send_one_activation_of_each_micro_batch() {
             });
             let sent = pipeline.group().traffic()["send"];
             assert_eq!(sent.messages, micro_batches as u64 + headers, "{ranks} ranks");
-            let of_headers = headers * 10 * 8;
+            let of_headers = headers * (1 + 4 * 10) * 8;
             assert_eq!(sent.bytes, micro_batches as u64 * forward.bytes + of_headers);
         }
     }
