@@ -248,6 +248,16 @@ fn files_do_not_depend_on_the_stages() {
         }
         let merged = folder.join(format!("{number}-merged.safetensors"));
         convert(&saved, &merged, Target::Weights(&Safetensors)).unwrap();
+        // A folder for torch.distributed.checkpoint has the same weights, and the optimizer's states.
+        let [dcp, again] =
+            ["dcp", "again.safetensors"].map(|it| folder.join(format!("{number}-{it}")));
+        let report = convert(&saved, &dcp, Target::Dcp).unwrap();
+        let is_whole = |it: &String| !it.starts_with("model") && !it.starts_with("optim");
+        assert!(report.left_out.iter().all(is_whole), "{report:?}");
+        convert(&dcp, &again, Target::Weights(&Safetensors)).unwrap();
+        let [found, expected] = [&again, &merged].map(|file| weights::load(file).unwrap());
+        assert!(found.names().eq(expected.names()));
+        assert!(expected.iter().all(|(name, value)| found.get(name) == Some(value)));
         let (file, parts) =
             (folder.join(format!("{number}.safetensors")), folder.join(format!("{number}-parts")));
         run(*form, |run| {
