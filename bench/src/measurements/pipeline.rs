@@ -92,8 +92,8 @@ fn executor() -> Result<Vec<Vec<f64>>> {
     tch::manual_seed(1);
     let staged = Model::builder()
         .pipeline(pipeline.parallel())
-        .build(|path: &ParamPath| Gpt2LmHead::new(path, &options))?;
-    let plain = Model::new(|path: &ParamPath| Gpt2LmHead::new(path, &options))?;
+        .build(|path: &ParamPath<'_>| Gpt2LmHead::new(path, &options))?;
+    let plain = Model::new(|path: &ParamPath<'_>| Gpt2LmHead::new(path, &options))?;
     let batches = batches();
     let mut seconds = vec![Vec::new(), Vec::new()];
     for number in 0..WARM_UP + PAIRS {
