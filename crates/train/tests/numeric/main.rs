@@ -24,5 +24,6 @@ mod scaler;
 mod sharding;
 mod sync_batch_norm;
 mod tensor_parallel;
+mod torch_parallel;
 mod uneven;
 mod weighted;

@@ -38,7 +38,7 @@ pub(crate) fn gpt2() -> Gpt2Options {
     }
 }
 
-fn llama() -> LlamaOptions {
+pub(crate) fn llama() -> LlamaOptions {
     LlamaOptions {
         vocab_size: 23,
         hidden_size: 16,
