@@ -363,12 +363,20 @@ impl<M> PreparedModel<M> {
         M: Module<Input>,
         M::Output: TensorTree<Owned = M::Output>,
     {
+        self.computed_by(|| self.model.forward(input))
+    }
+
+    /// Runs a forward with the Accelerator's precision.
+    fn computed_by<T>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T>
+    where
+        T: TensorTree<Owned = T>,
+    {
         // Weights of units are gathered in 16 bits. A cast of one that is not would outlive its unit.
         let keeps_casts = self
             .sharder()
             .is_none_or(|sharder| sharder.plan().sharding().strategy.keeps_parameters_whole());
         let scope = self.context.numerics.scope(self.model.device(), keeps_casts)?;
-        let output = self.model.forward(input);
+        let output = forward();
         drop(scope);
         let outputs = output.and_then(|output| self.context.numerics.outputs(output));
         self.context.job.explain_memory("the forward pass", outputs)

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use brigade_nn::{Model, Module};
 use brigade_sharding::{Offload, Sharding, ShardingPlan, Strategy, Workload};
 use brigade_torch::{Result, TensorTree, grad_enabled, has_memory};
+use tch::no_grad;
 
 use super::{ModelContext, PreparedModel, broadcast_all};
 use crate::error::MemoryPlan;
@@ -75,6 +76,45 @@ impl<M> PreparedModel<M> {
             broadcast_all(&group, &self.model.buffers())?;
         }
         Ok(())
+    }
+
+    /// Computes something other than the module's forward without gradients, such as the logits of the next token with a
+    /// key-value cache (PyTorch's `register_fsdp_forward_method`), with the Accelerator's mixed precision. The units of a
+    /// sharded model are gathered one after the other, as in [`PreparedModel::forward`], so that a rank does not need
+    /// memory for the whole model. Every rank must call it, as many times as the others.
+    ///
+    /// ```
+    /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, StagedModel};
+    /// use brigade_nn::Model;
+    /// use brigade_sharding::Sharding;
+    /// use brigade_train::Accelerator;
+    /// use tch::Tensor;
+    ///
+    /// let accelerator =
+    ///     Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build()?;
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 2, ..Default::default() };
+    /// let mut model = accelerator.prepare(Model::new(|path| Gpt2LmHead::new(path, &options))?)?;
+    /// model.eval();
+    /// let sharded = StagedModel::new(|batch, next| Ok(vec![model.run(|model| next(model, batch))?]));
+    /// let ids = Tensor::from_slice(&[7i64, 8]).view([1, 2]);
+    /// assert_eq!(GenerationOptions::default().generate(&sharded, &ids, None)?.size(), [1, 22]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of `compute`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    pub fn run<T>(&self, compute: impl FnOnce(&Model<M>) -> Result<T>) -> Result<T>
+    where
+        T: TensorTree<Owned = T>,
+    {
+        let compute = || self.computed_by(|| compute(&self.model));
+        no_grad(|| match self.sharded.as_ref().filter(|_| self.context.pipeline.is_none()) {
+            Some(sharded) => {
+                self.send_buffers()?;
+                sharded.sharder().run_root(compute)
+            }
+            None => compute(),
+        })
     }
 
     /// Runs `read` with the whole parameters of a sharded model, on every rank; without sharding the model is passed

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod foreign;
 mod fsdp2;
+mod generate;
 mod limits;
 mod messages;
 mod mixed;

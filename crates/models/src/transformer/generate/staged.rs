@@ -15,7 +15,8 @@ use crate::{CacheKind, KeyValueCache, Tokens};
 /// It is made from a closure that runs all micro-batches of a [`StagedTokens`] batch through the pipeline
 /// (`Accelerator::parallel().forward_stages`), calls its second argument with the model for each micro-batch and each
 /// stage of this rank, and returns the results of all micro-batches. All ranks of the pipeline generate the same
-/// tokens. Sampling, several continuations and beam search work as with a model on one process.
+/// tokens. A closure that gathers the units of a sharded model (`PreparedModel::run`) makes one of that. Sampling,
+/// several continuations and beam search work as with a model on one process.
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, StagedModel};
