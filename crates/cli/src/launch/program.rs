@@ -50,7 +50,8 @@ pub(super) struct ProgramArgs {
     /// Program, or Python script [default: the Cargo project's binary]
     ///
     /// A path, a name that is looked up in PATH, or a Python script (*.py). Arguments are passed on unchanged, except
-    /// that ${local_rank} is replaced. Defaults to the binary of the Cargo project in this folder, as with `cargo run`
+    /// that ${local_rank} is replaced. Defaults to the binary of the Cargo project in this folder, as with `cargo run`;
+    /// what begins with - behind -- is its first argument
     // A single list: with two arguments, clap would consume a first `--` after the program.
     #[arg(trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"], num_args = 0.., display_order = 0)]
     command: Vec<OsString>,
@@ -59,8 +60,17 @@ pub(super) struct ProgramArgs {
 impl ProgramArgs {
     /// Returns `true` if the program has to be built first.
     pub(super) fn is_cargo(&self) -> bool {
-        self.command.is_empty()
-            || self.bin.is_some()
+        self.is_named_by_flags() || (!self.module && !self.no_python && self.has_arguments_alone())
+    }
+
+    /// Returns `true` if there is no program among the words: none at all, or arguments of the project's program behind
+    /// `--`.
+    fn has_arguments_alone(&self) -> bool {
+        self.command.first().is_none_or(|word| word.as_encoded_bytes().starts_with(b"-"))
+    }
+
+    fn is_named_by_flags(&self) -> bool {
+        self.bin.is_some()
             || self.example.is_some()
             || self.package.is_some()
             || self.release

@@ -146,6 +146,16 @@ fn without_a_program_the_projects_binary_is_built_and_run() {
     let run = work.cargo(1, &["--release", "-p", "demo"]);
     assert_eq!((run.code, run.stdout.as_str()), (0, "[0] 0 of 1 false\n"), "{}", run.stderr);
 
+    // Arguments alone are those of the project's binary.
+    let echo = "fn main() { println!(\"{:?}\", std::env::args().skip(1).collect::<Vec<_>>()); }";
+    let other = Work::new(&[("Cargo.toml", manifest), ("src/main.rs", echo)]);
+    let run = other.cargo(1, &["--", "--epochs", "4", "--", "-x"]);
+    let said = "[0] [\"--epochs\", \"4\", \"--\", \"-x\"]\n";
+    assert_eq!((run.code, run.stdout.as_str()), (0, said), "{}", run.stderr);
+    let run = Work::new(&[]).cargo(1, &["--", "--epochs", "4"]);
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    assert!(run.stderr.contains("no program was given"), "{}", run.stderr);
+
     let run = work.cargo(1, &["-p", "other"]);
     assert_eq!(run.code, 2, "{}", run.stderr);
     assert!(
