@@ -4,11 +4,13 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use brigade::models::{Gpt2LmHead, Gpt2Options, Labelled};
+use brigade::models::{Gpt2LmHead, Labelled};
 use brigade::prelude::*;
 use brigade::sharding::pipeline::Schedule;
 use brigade::torch::{Backend, ProcessGroup, Store, backward, clear_gradient};
 use brigade::train::{Pipeline, PipelineOptions};
+
+use super::sharding::small_gpt2;
 
 const WARM_UP: usize = 3;
 const STEPS: usize = 15;
@@ -25,25 +27,15 @@ pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     }
 }
 
-fn options() -> Gpt2Options {
-    Gpt2Options {
-        vocab_size: 4096,
-        n_positions: TOKENS,
-        n_embd: 256,
-        n_layer: 6,
-        n_head: 8,
-        resid_pdrop: 0.0,
-        embd_pdrop: 0.0,
-        attn_pdrop: 0.0,
-        ..Gpt2Options::default()
-    }
-}
-
 /// Returns batches with a text for each micro-batch.
 fn batches() -> Vec<Tensor> {
     tch::manual_seed(1);
     let batch = || {
-        Tensor::randint(options().vocab_size, [MICRO_BATCHES as i64, TOKENS], tch::kind::INT64_CPU)
+        Tensor::randint(
+            small_gpt2().vocab_size,
+            [MICRO_BATCHES as i64, TOKENS],
+            tch::kind::INT64_CPU,
+        )
     };
     (0..4).map(|_| batch()).collect()
 }
@@ -61,7 +53,7 @@ fn step(schedule: Schedule) -> Result<Vec<Vec<f64>>> {
         .pipeline_options(PipelineOptions::new(MICRO_BATCHES).schedule(schedule))
         .build()?;
     accelerator.set_seed(1);
-    let options = options();
+    let options = small_gpt2();
     let model = accelerator.parallel().model(|path| Gpt2LmHead::new(path, &options))?;
     let optimizer = AdamW::default().lr(1e-4).weight_decay(0.01).build(&model)?;
     let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
@@ -88,7 +80,7 @@ fn executor() -> Result<Vec<Vec<f64>>> {
     let gloo = Backend::Gloo(Default::default());
     let group = ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     let pipeline = Pipeline::new(group, PipelineOptions::new(MICRO_BATCHES))?;
-    let options = options();
+    let options = small_gpt2();
     tch::manual_seed(1);
     let staged = Model::builder()
         .pipeline(pipeline.parallel())

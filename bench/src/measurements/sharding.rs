@@ -41,22 +41,26 @@ fn of_main(accelerator: &Accelerator, lists: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     if accelerator.is_main_process() { lists } else { Vec::new() }
 }
 
+fn without_dropout() -> Gpt2Options {
+    Gpt2Options { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..Default::default() }
+}
+
+/// Returns a GPT of 5.8 M parameters for texts of 128 tokens, without dropout.
+pub(super) fn small_gpt2() -> Gpt2Options {
+    Gpt2Options {
+        vocab_size: 4096,
+        n_positions: 128,
+        n_embd: 256,
+        n_layer: 6,
+        n_head: 8,
+        ..without_dropout()
+    }
+}
+
 fn step(model: &str, strategy: &str) -> Result<Vec<Vec<f64>>> {
-    let off =
-        Gpt2Options { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..Default::default() };
     let (options, rows, steps) = match model {
-        "small" => {
-            let small = Gpt2Options {
-                vocab_size: 4096,
-                n_positions: 128,
-                n_embd: 256,
-                n_layer: 6,
-                n_head: 8,
-                ..off
-            };
-            (small, 4, 20)
-        }
-        "gpt2" => (off, 2, 5),
+        "small" => (small_gpt2(), 4, 20),
+        "gpt2" => (without_dropout(), 2, 5),
         other => bail!("there is no model {other:?}"),
     };
     let accelerator = accelerator(Strategy::parse_setting(strategy)?.map(Sharding::from))?;

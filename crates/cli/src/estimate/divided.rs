@@ -96,7 +96,9 @@ impl Options {
     pub(super) fn replicated(&self, parameters: &[Parameter], ranks: usize) -> Volume {
         let elements = |experts: bool| -> u64 {
             let own = parameters.iter().filter(|it| it.trained && it.is_expert == experts);
-            own.map(|it| it.shape.iter().product::<u64>()).fold(0, u64::saturating_add)
+            let sizes =
+                own.map(|it| it.shape.iter().fold(1, |all: u64, size| all.saturating_mul(*size)));
+            sizes.fold(0, u64::saturating_add)
         };
         let same = ranks / self.averaged_experts().max(1);
         let others = Volume::replicated(elements(false), GRADIENT_BYTES, ranks as u64);

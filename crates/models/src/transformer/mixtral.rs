@@ -95,8 +95,8 @@ impl Mixtral {
     }
 
     /// Returns the output, and the logits `[tokens, num_local_experts]` of each layer's router, for
-    /// [`load_balancing_loss`](brigade_nn::load_balancing_loss) and [`router_z_loss`](brigade_nn::router_z_loss) with other coefficients than the
-    /// config's.
+    /// [`load_balancing_loss`](brigade_nn::load_balancing_loss) and [`router_z_loss`](brigade_nn::router_z_loss) with
+    /// other coefficients than the config's.
     ///
     /// # Errors
     /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] for a model in the stages of a
@@ -302,7 +302,7 @@ impl CausalBody for Mixtral {
 /// ```
 /// use brigade_models::{MixtralForCausalLm, MixtralOptions};
 /// use brigade_nn::Model;
-/// use tch::{Kind, Tensor};
+/// use tch::Tensor;
 ///
 /// let options = MixtralOptions {
 ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,

@@ -71,8 +71,7 @@ impl<'a> Wire<'a> {
         outputs: &[Tensor],
         to: usize,
     ) -> Result<()> {
-        let form = outputs.iter().map(|output| Ok((output.size(), output.f_kind()?)));
-        let form: Form = form.collect::<Result<_>>()?;
+        let form = form_of_outputs(outputs)?;
         let key = (stage, micro.clone());
         let known = self.forms.0.lock().get(&key).cloned();
         match known {
@@ -126,8 +125,7 @@ impl<'a> Wire<'a> {
         outputs: &[Tensor],
         from: usize,
     ) -> Result<()> {
-        let form = outputs.iter().map(|output| Ok((output.size(), output.f_kind()?)));
-        self.begin(action, &form.collect::<Result<Form>>()?, from, TAG_GRADIENT)
+        self.begin(action, &form_of_outputs(outputs)?, from, TAG_GRADIENT)
     }
 
     /// Waits for the tensors that an action has started to receive. `None` if it has started none.
@@ -211,6 +209,10 @@ pub(super) fn number_of(kind: Kind) -> Result<i64> {
 /// Returns the type for a number that was received.
 pub(super) fn kind_of(number: i64) -> Option<Kind> {
     usize::try_from(number).ok().and_then(|place| KINDS.get(place)).copied()
+}
+
+fn form_of_outputs(tensors: &[Tensor]) -> Result<Form> {
+    tensors.iter().map(|tensor| Ok((tensor.size(), tensor.f_kind()?))).collect()
 }
 
 fn header(form: &Form) -> Result<Tensor> {
