@@ -55,7 +55,7 @@ impl Machine {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_gib: memory_gib(&field("/proc/meminfo", "MemTotal").unwrap_or_default()),
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
-                .map(|it| it.trim().to_owned())
+                .map(|release| release.trim().to_owned())
                 .unwrap_or_default(),
             gpus,
             driver,

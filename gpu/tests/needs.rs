@@ -95,8 +95,8 @@ impl Fixture {
         let wanted = format!("sleep\0{}\0", self.mark());
         let processes = fs::read_dir("/proc").unwrap().flatten();
         processes
-            .filter(|it| {
-                fs::read(it.path().join("cmdline")).is_ok_and(|it| it == wanted.as_bytes())
+            .filter(|process| {
+                fs::read(process.path().join("cmdline")).is_ok_and(|line| line == wanted.as_bytes())
             })
             .count()
     }

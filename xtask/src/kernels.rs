@@ -31,7 +31,9 @@ pub(crate) fn check(library: &Path) -> Result<bool> {
     let findings: Vec<String> = thread::scope(|scope| {
         let parts: Vec<_> = variants
             .chunks(part)
-            .map(|part| scope.spawn(|| part.iter().flat_map(|it| findings(&nvrtc, it)).collect()))
+            .map(|part| {
+                scope.spawn(|| part.iter().flat_map(|variant| findings(&nvrtc, variant)).collect())
+            })
             .collect();
         parts
             .into_iter()

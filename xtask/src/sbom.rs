@@ -180,7 +180,9 @@ mod tests {
         let components = sbom["components"].as_array().unwrap();
         let scopes: Vec<_> = components
             .iter()
-            .map(|it| (it["name"].as_str().unwrap(), it["scope"].as_str().unwrap()))
+            .map(|component| {
+                (component["name"].as_str().unwrap(), component["scope"].as_str().unwrap())
+            })
             .collect();
         // Not what tests need, nor what other packages need.
         assert_eq!(scopes, [("deep", "required"), ("script", "excluded"), ("used", "required")]);

@@ -191,7 +191,7 @@ impl Comparison {
                 continue;
             }
             let compared = [features, &current]
-                .map(|it| it.iter().filter(|it| !is_excluded(it)).cloned().collect());
+                .map(|names| names.iter().filter(|name| !is_excluded(name)).cloned().collect());
             comparison
                 .groups
                 .push(Group { packages: vec![name.to_owned()], features: Some(compared) });

@@ -107,8 +107,8 @@ struct Row {
 /// Name of a data type in `torch.save` files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TorchType {
-    /// Name of a storage class, such as `FloatStorage`.
-    Storage(&'static str),
+    /// Name of a storage class, such as `FloatStorage`, and of the type, such as `float32`.
+    Storage(&'static str, &'static str),
     /// Name of a type without a storage class, stored with the tensor, such as `float8_e4m3fn`.
     Untyped(&'static str),
 }
@@ -127,18 +127,18 @@ const fn row(
 
 /// One row per data type, in the order of the enum.
 const ROWS: [Row; 34] = [
-    row(Dtype::F64, "F64", 64, Some(Storage("DoubleStorage")), Some(Safe::F64)),
-    row(Dtype::F32, "F32", 32, Some(Storage("FloatStorage")), Some(Safe::F32)),
-    row(Dtype::F16, "F16", 16, Some(Storage("HalfStorage")), Some(Safe::F16)),
-    row(Dtype::BF16, "BF16", 16, Some(Storage("BFloat16Storage")), Some(Safe::BF16)),
-    row(Dtype::I64, "I64", 64, Some(Storage("LongStorage")), Some(Safe::I64)),
-    row(Dtype::I32, "I32", 32, Some(Storage("IntStorage")), Some(Safe::I32)),
-    row(Dtype::I16, "I16", 16, Some(Storage("ShortStorage")), Some(Safe::I16)),
-    row(Dtype::I8, "I8", 8, Some(Storage("CharStorage")), Some(Safe::I8)),
-    row(Dtype::U8, "U8", 8, Some(Storage("ByteStorage")), Some(Safe::U8)),
-    row(Dtype::Bool, "BOOL", 8, Some(Storage("BoolStorage")), Some(Safe::BOOL)),
-    row(Dtype::C64, "C64", 64, Some(Storage("ComplexFloatStorage")), Some(Safe::C64)),
-    row(Dtype::C128, "C128", 128, Some(Storage("ComplexDoubleStorage")), None),
+    row(Dtype::F64, "F64", 64, Some(Storage("DoubleStorage", "float64")), Some(Safe::F64)),
+    row(Dtype::F32, "F32", 32, Some(Storage("FloatStorage", "float32")), Some(Safe::F32)),
+    row(Dtype::F16, "F16", 16, Some(Storage("HalfStorage", "float16")), Some(Safe::F16)),
+    row(Dtype::BF16, "BF16", 16, Some(Storage("BFloat16Storage", "bfloat16")), Some(Safe::BF16)),
+    row(Dtype::I64, "I64", 64, Some(Storage("LongStorage", "int64")), Some(Safe::I64)),
+    row(Dtype::I32, "I32", 32, Some(Storage("IntStorage", "int32")), Some(Safe::I32)),
+    row(Dtype::I16, "I16", 16, Some(Storage("ShortStorage", "int16")), Some(Safe::I16)),
+    row(Dtype::I8, "I8", 8, Some(Storage("CharStorage", "int8")), Some(Safe::I8)),
+    row(Dtype::U8, "U8", 8, Some(Storage("ByteStorage", "uint8")), Some(Safe::U8)),
+    row(Dtype::Bool, "BOOL", 8, Some(Storage("BoolStorage", "bool")), Some(Safe::BOOL)),
+    row(Dtype::C64, "C64", 64, Some(Storage("ComplexFloatStorage", "complex64")), Some(Safe::C64)),
+    row(Dtype::C128, "C128", 128, Some(Storage("ComplexDoubleStorage", "complex128")), None),
     row(Dtype::C32, "C32", 32, Some(Untyped("complex32")), None),
     row(Dtype::U64, "U64", 64, Some(Untyped("uint64")), Some(Safe::U64)),
     row(Dtype::U32, "U32", 32, Some(Untyped("uint32")), Some(Safe::U32)),
@@ -163,11 +163,11 @@ const ROWS: [Row; 34] = [
     row(Dtype::F4, "F4", 4, Some(Untyped("float4_e2m1fn_x2")), Some(Safe::F4)),
     row(Dtype::F6E2M3, "F6_E2M3", 6, None, Some(Safe::F6_E2M3)),
     row(Dtype::F6E3M2, "F6_E3M2", 6, None, Some(Safe::F6_E3M2)),
-    row(Dtype::QInt8, "qint8", 8, Some(Storage("QInt8Storage")), None),
-    row(Dtype::QUInt8, "quint8", 8, Some(Storage("QUInt8Storage")), None),
-    row(Dtype::QInt32, "qint32", 32, Some(Storage("QInt32Storage")), None),
-    row(Dtype::QUInt4x2, "quint4x2", 4, Some(Storage("QUInt4x2Storage")), None),
-    row(Dtype::QUInt2x4, "quint2x4", 2, Some(Storage("QUInt2x4Storage")), None),
+    row(Dtype::QInt8, "qint8", 8, Some(Storage("QInt8Storage", "qint8")), None),
+    row(Dtype::QUInt8, "quint8", 8, Some(Storage("QUInt8Storage", "quint8")), None),
+    row(Dtype::QInt32, "qint32", 32, Some(Storage("QInt32Storage", "qint32")), None),
+    row(Dtype::QUInt4x2, "quint4x2", 4, Some(Storage("QUInt4x2Storage", "quint4x2")), None),
+    row(Dtype::QUInt2x4, "quint2x4", 2, Some(Storage("QUInt2x4Storage", "quint2x4")), None),
     row(Dtype::Bits8, "bits8", 8, Some(Untyped("bits8")), None),
     row(Dtype::Bits16, "bits16", 16, Some(Untyped("bits16")), None),
     row(Dtype::Bits1x8, "bits1x8", 8, Some(Untyped("bits1x8")), None),
@@ -200,7 +200,7 @@ impl Dtype {
     }
 
     pub(crate) fn from_storage(name: &str) -> Option<Self> {
-        let has = |row: &&Row| matches!(row.torch, Some(Storage(known)) if known == name);
+        let has = |row: &&Row| matches!(row.torch, Some(Storage(known, _)) if known == name);
         ROWS.iter().find(has).map(|row| row.dtype)
     }
 
@@ -208,6 +208,20 @@ impl Dtype {
     pub(crate) fn from_untyped(name: &str) -> Option<Self> {
         let has = |row: &&Row| matches!(row.torch, Some(Untyped(known)) if known == name);
         ROWS.iter().find(has).map(|row| row.dtype)
+    }
+
+    /// Returns the type with this name in PyTorch, such as `float32`, among those that have a [`Dtype::torch_name`].
+    pub(crate) fn from_torch_name(name: &str) -> Option<Self> {
+        ROWS.iter().map(|row| row.dtype).find(|dtype| dtype.torch_name() == Some(name))
+    }
+
+    /// Returns PyTorch's name of the type, such as `float32`. `None` for types that it lacks, packs into bytes or
+    /// scales.
+    pub(crate) fn torch_name(self) -> Option<&'static str> {
+        if self.is_quantized() || self.bits() < 8 {
+            return None;
+        }
+        self.torch().map(|(Storage(_, name) | Untyped(name))| name)
     }
 
     /// Returns `true` if elements are integers to be multiplied with a scale stored with the tensor.

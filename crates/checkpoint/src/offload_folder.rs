@@ -70,7 +70,7 @@ fn open_alone(
     shape: Vec<u64>,
 ) -> Result<(PathBuf, OpenWeights), Error> {
     let damaged = |path: &Path, fact: String| Error::Damaged { path: path.to_owned(), fact };
-    let known = dtype_named(dtype).ok_or_else(|| Error::Unsupported {
+    let known = Dtype::from_torch_name(dtype).ok_or_else(|| Error::Unsupported {
         path: index.to_owned(),
         fact: format!("`{}` has the dtype {}, which is not supported", shown(&name), shown(dtype)),
     })?;
@@ -117,29 +117,4 @@ fn open_inside(
         }
         None => Ok((path, OpenWeights::Ranges(file.into(), entries))),
     }
-}
-
-/// Returns the data type for a name of NumPy or PyTorch.
-fn dtype_named(name: &str) -> Option<Dtype> {
-    const NAMES: [(&str, Dtype); 18] = [
-        ("float64", Dtype::F64),
-        ("float32", Dtype::F32),
-        ("float16", Dtype::F16),
-        ("bfloat16", Dtype::BF16),
-        ("int64", Dtype::I64),
-        ("int32", Dtype::I32),
-        ("int16", Dtype::I16),
-        ("int8", Dtype::I8),
-        ("uint64", Dtype::U64),
-        ("uint32", Dtype::U32),
-        ("uint16", Dtype::U16),
-        ("uint8", Dtype::U8),
-        ("bool", Dtype::Bool),
-        ("complex64", Dtype::C64),
-        ("float8_e4m3fn", Dtype::F8E4M3),
-        ("float8_e5m2", Dtype::F8E5M2),
-        ("float8_e4m3fnuz", Dtype::F8E4M3Fnuz),
-        ("float8_e5m2fnuz", Dtype::F8E5M2Fnuz),
-    ];
-    NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }

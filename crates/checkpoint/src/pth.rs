@@ -23,7 +23,6 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub(crate) use archive::StoragePlace;
-pub(crate) use dcp_metadata::torch_name;
 pub use dcp_metadata::{
     DcpKey, DcpMetadata, DcpPlace, DcpTensor, dcp_metadata, write_dcp_metadata,
 };

@@ -155,10 +155,11 @@ mod tests {
     fn any_text(expected: &str) -> BoxedStrategy<String> {
         match expected {
             text if text.starts_with("true") => prop_oneof!["true", "false"].boxed(),
-            text if text.starts_with("a whole number from 1, or") => {
-                prop_oneof![Just("auto".to_owned()), (1_usize..99).prop_map(|it| it.to_string())]
-                    .boxed()
-            }
+            text if text.starts_with("a whole number from 1, or") => prop_oneof![
+                Just("auto".to_owned()),
+                (1_usize..99).prop_map(|number| number.to_string())
+            ]
+            .boxed(),
             text if text.ends_with("at least 1") => {
                 (1_usize..99).prop_map(|it| it.to_string()).boxed()
             }

@@ -172,8 +172,8 @@ impl Route {
     /// Returns an address that was open by the host's own name or address.
     #[must_use]
     pub fn open_address(&self) -> Option<SocketAddr> {
-        let mut open = self.attempts.iter().filter(|it| it.outcome == Outcome::Open);
-        open.find(|it| matches!(it.by, AddressSource::Name | AddressSource::Reached))
+        let mut open = self.attempts.iter().filter(|attempt| attempt.outcome == Outcome::Open);
+        open.find(|attempt| matches!(attempt.by, AddressSource::Name | AddressSource::Reached))
             .map(|candidate| candidate.address)
     }
 }

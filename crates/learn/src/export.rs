@@ -13,7 +13,7 @@ use crate::data::codec_from;
 use crate::error::LearnError;
 use crate::learner::{Learner, Prediction, predicted, state_dict};
 use crate::loaders::{Item, ItemCodec, ModelInput, encoded};
-use crate::loss::{Loss, loss_named};
+use crate::loss::{Loss, Outputs, loss_named};
 use crate::main_process::on_main;
 use crate::model::{AnyModel, Slot};
 use crate::saved;
@@ -44,7 +44,7 @@ impl Learner {
                 ("loss", Value::Str(loss_described(&*self.state.loss)?)),
                 ("model", Value::dict(weights)),
             ];
-            if let Some(threshold) = self.state.loss.decision_threshold() {
+            if let Outputs::Labels { threshold } = self.state.loss.outputs() {
                 entries.push(("threshold", Value::Float(threshold)));
             }
             if let Some(classes) = self.state.class_names() {

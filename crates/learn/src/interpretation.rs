@@ -8,6 +8,7 @@ use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
 use crate::learner::{Learner, Part, Predictions};
+use crate::loss::Outputs;
 
 /// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`), equal on every rank.
 #[derive(Debug)]
@@ -131,7 +132,7 @@ impl ClassInterpretation {
     /// # Errors
     /// Returns the same errors as [`ClassInterpretation::from_learner`].
     pub fn on(learner: &mut Learner, part: Part) -> Result<Self> {
-        if !learner.loss.targets_are_classes() {
+        if learner.loss.outputs() != Outputs::Classes {
             return Err(Error::invalid_argument(format!(
                 "the confusion of classes needs a loss of classes, not `{}`",
                 learner.loss.name()

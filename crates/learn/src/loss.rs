@@ -18,8 +18,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_metrics::Mse;
-use brigade_torch::Result;
-use tch::Tensor;
+use brigade_torch::{Error, Result};
+use tch::{Kind, Reduction, Tensor};
 
 pub use bce::BceWithLogits;
 pub use cross_entropy::CrossEntropy;
@@ -45,35 +45,61 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// Returns the name of the loss.
     fn name(&self) -> &str;
 
-    /// Computes the mean loss over the batch: a scalar tensor with its autograd graph.
+    /// Computes the loss with a reduction, with its autograd graph: with [`Reduction::Mean`] the mean over the batch, a
+    /// scalar; with [`Reduction::None`] the loss of each element, in the order of the targets.
     ///
     /// # Errors
     /// Fails when the shapes of predictions and targets do not fit. The message contains both.
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor>;
+
+    /// Returns what the model's outputs are for this loss, by which they are activated and decoded.
+    fn outputs(&self) -> Outputs;
+
+    /// Computes the mean loss over the batch: a scalar tensor with its autograd graph.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Loss::reduced`].
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self.reduced(predictions, targets, Reduction::Mean)
+    }
 
     /// Computes the loss of each element without reduction, as a tensor of one dimension, in the order of the targets.
     /// Class targets have one value for each sample, pixel or token; other targets have one for each label or number.
     ///
     /// # Errors
-    /// Returns the same errors as [`Loss::forward`].
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
+    /// Returns the same errors as [`Loss::reduced`].
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        Ok(self.reduced(predictions, targets, Reduction::None)?.f_reshape([-1])?)
+    }
 
     /// Converts the model's outputs to probabilities or numbers: by softmax, sigmoid, or the identity.
     ///
     /// # Errors
     /// Fails when the shape does not fit.
-    fn activation(&self, predictions: &Tensor) -> Result<Tensor>;
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        match self.outputs() {
+            Outputs::Classes => read::softmax(predictions),
+            Outputs::Labels { .. } => Ok(read::full(predictions)?.f_sigmoid()?),
+            Outputs::Numbers => Ok(predictions.shallow_clone()),
+        }
+    }
 
     /// Decodes the model's outputs (before the activation): the class with the largest score, the labels whose
-    /// probability is above a threshold, or the number itself.
+    /// probability is above the threshold, or the number itself.
     ///
     /// # Errors
     /// Fails when the shape does not fit.
-    fn decode(&self, predictions: &Tensor) -> Result<Tensor>;
-
-    /// Returns the probability above which a label is predicted, for losses of independent labels.
-    fn decision_threshold(&self) -> Option<f64> {
-        None
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        match self.outputs() {
+            Outputs::Labels { .. } => self.decode_activated(&self.activation(predictions)?),
+            // The softmax keeps the order of the scores.
+            Outputs::Classes | Outputs::Numbers => self.decode_activated(predictions),
+        }
     }
 
     /// Decodes outputs to which the activation was already applied, such as the mean of the probabilities of several
@@ -82,16 +108,40 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// # Errors
     /// Fails when the shape does not fit.
     fn decode_activated(&self, activated: &Tensor) -> Result<Tensor> {
-        Ok(match self.decision_threshold() {
-            Some(threshold) => activated.f_gt(threshold)?,
-            None if self.targets_are_classes() => activated.f_argmax(1, false)?,
-            None => activated.shallow_clone(),
+        Ok(match self.outputs() {
+            Outputs::Classes => activated.f_argmax(1, false)?,
+            Outputs::Labels { threshold } => activated.f_gt(threshold)?,
+            Outputs::Numbers => activated.shallow_clone(),
         })
     }
+}
 
-    /// Returns `true` if targets are class numbers: then a mixture of two samples has the mixture of their losses, not
-    /// of their targets (fastai's `y_int`).
-    fn targets_are_classes(&self) -> bool;
+/// Meaning of a model's outputs for a [`Loss`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Outputs {
+    /// Scores of classes in dimension 1 (logits). Targets are class numbers, so a mixture of two samples has the
+    /// mixture of their losses, not of their targets (fastai's `y_int`).
+    Classes,
+    /// Logits of independent labels.
+    Labels {
+        /// Probability above which a label is predicted.
+        threshold: f64,
+    },
+    /// Numbers, which are not converted.
+    Numbers,
+}
+
+/// Reduces the losses of elements.
+fn reduce(each: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    match reduction {
+        Reduction::None => Ok(each.shallow_clone()),
+        Reduction::Mean => Ok(each.f_mean(None::<Kind>)?),
+        Reduction::Sum => Ok(each.f_sum(None::<Kind>)?),
+        Reduction::Other(_) => Err(Error::invalid_argument(format!(
+            "a loss has no {reduction:?}: pass Reduction::None, Mean or Sum"
+        ))),
+    }
 }
 
 /// Makes the loss with this name, with its defaults except for the threshold, to interpret outputs in predictions.

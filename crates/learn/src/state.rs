@@ -18,7 +18,7 @@ use crate::fit_progress::FitProgress;
 use crate::groups::Grouped;
 use crate::hyper::{GroupHypers, Hyper};
 use crate::loaders::{ItemCodec, Parts};
-use crate::loss::Loss;
+use crate::loss::{Loss, Outputs};
 use crate::model::AnyModel;
 use crate::recorder::Recorder;
 
@@ -230,7 +230,7 @@ impl LearnerState {
     /// Fails when the shapes do not fit.
     pub fn mix_target(&mut self, second: Tensor, share: &Tensor) -> Result<()> {
         let Some(target) = &self.batch.target else { return Ok(()) };
-        if self.loss.targets_are_classes() {
+        if self.loss.outputs() == Outputs::Classes {
             let share = share.shallow_clone();
             self.batch.mixed = Some(MixedTarget { second, share });
             return Ok(());

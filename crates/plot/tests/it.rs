@@ -375,7 +375,7 @@ fn bars_end_where_their_values_are() {
     }
     let ends: Vec<f64> = ["1.00x", "2.00x", "-"]
         .iter()
-        .map(|text| texts(&svg).iter().find(|it| it.0 == *text).unwrap().1)
+        .map(|text| texts(&svg).iter().find(|label| label.0 == *text).unwrap().1)
         .collect();
     // A bar's text begins 6 pixels behind its end, and the bar of no number has none.
     assert!((ends[1] - ends[2] - 2.0 * (ends[0] - ends[2])).abs() < 0.1, "{ends:?}");

@@ -122,7 +122,7 @@ impl<'r> TensorRead<'r> {
             let own = fill();
             others
                 .into_iter()
-                .map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
                 .fold(own, Result::and)
         })
     }

@@ -188,7 +188,7 @@ impl WeightRing {
             && parts
                 .iter()
                 .flat_map(|part| &part.tensors)
-                .any(|it| matches!(it.source, WeightSource::Read(_)));
+                .any(|weight| matches!(weight.source, WeightSource::Read(_)));
         let mut state = State {
             order: Order::new(parts.len()),
             parts,
@@ -452,7 +452,7 @@ fn read_all(reads: Vec<(Arc<ReadWeight>, Tensor)>, threads: usize) -> Result<(),
         let own = read(own);
         others
             .into_iter()
-            .map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
             .fold(own, Result::and)
     })
 }

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use csv::{ReaderBuilder, StringRecord, WriterBuilder};
 
-use crate::json_lines::{cut_half_line, write_image};
+use crate::files::{append, write_image};
+use crate::opened::Opened;
 use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 
 /// Writes `FOLDER/PROJECT.csv`, with the columns `_step` and `_time` (seconds since 1970) first, then one column per
@@ -24,7 +25,7 @@ use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Valu
 #[derive(Debug)]
 pub struct Csv {
     folder: PathBuf,
-    open: Option<Open>,
+    open: Opened<Open>,
 }
 
 #[derive(Debug)]
@@ -41,11 +42,7 @@ impl Csv {
     /// Creates a tracker that writes into this folder, which is created at the start of the run.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), open: None }
-    }
-
-    fn open(&mut self) -> Result<&mut Open> {
-        self.open.as_mut().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })
+        Self { folder: folder.into(), open: Opened::none(NAME) }
     }
 }
 
@@ -60,15 +57,14 @@ impl Tracker for Csv {
             .map_err(TrackError::file("cannot make the folder", &self.folder))?;
         let path = self.folder.join(format!("{name}.csv"));
         let beside = self.folder.join(name);
-        let mut file = append(&path)?;
-        cut_half_line(&mut file).map_err(TrackError::file("cannot continue", &path))?;
+        let file = append(&path)?;
         let mut open = Open { file, path, beside, columns: Vec::new(), places: HashMap::new() };
         open.header()?;
         if !run.config.is_empty() {
             let rows = run.config.flat().into_iter().map(|(name, value)| vec![name, value.text()]);
             write_table(&open.near("config.csv"), &["name", "value"].map(str::to_owned), rows)?;
         }
-        self.open = Some(open);
+        self.open.set(open);
         Ok(())
     }
 
@@ -76,7 +72,7 @@ impl Tracker for Csv {
         if let Some((name, _)) = values.iter().find(|(name, _)| FIRST.contains(&name.as_str())) {
             return Err(TrackError::Reserved { name: name.clone() });
         }
-        self.open()?.row(values, at)
+        self.open.get()?.row(values, at)
     }
 
     fn log_text(&mut self, name: &str, text: &str, at: Stamp) -> Result<()> {
@@ -84,12 +80,12 @@ impl Tracker for Csv {
     }
 
     fn log_image(&mut self, name: &str, image: &Image, at: Stamp) -> Result<()> {
-        let file = write_image(&self.open()?.near("images"), name, image, at)?;
+        let file = write_image(&self.open.get()?.near("images"), name, image, at)?;
         self.log(&[(name.to_owned(), file.display().to_string().into())], at)
     }
 
     fn log_table(&mut self, name: &str, table: &Table, at: Stamp) -> Result<()> {
-        let folder = self.open()?.near("tables");
+        let folder = self.open.get()?.near("tables");
         fs::create_dir_all(&folder).map_err(TrackError::file("cannot make the folder", &folder))?;
         let step = at.step.map_or_else(|| format!("{:.6}", at.seconds()), |step| step.to_string());
         let path = folder.join(format!("{}-{step}.csv", name.replace(['/', '\\'], "_")));
@@ -98,8 +94,7 @@ impl Tracker for Csv {
     }
 
     fn finish(&mut self, _: Outcome) -> Result<()> {
-        let open =
-            self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
+        let open = self.open.take()?;
         open.file.sync_all().map_err(TrackError::file("cannot write", &open.path))
     }
 }
@@ -212,15 +207,6 @@ fn on_one_line(text: &str) -> Cow<'_, str> {
     } else {
         text.into()
     }
-}
-
-fn append(path: &Path) -> Result<File> {
-    OpenOptions::new()
-        .create(true)
-        .read(true)
-        .append(true)
-        .open(path)
-        .map_err(TrackError::file("cannot open", path))
 }
 
 fn write_table(

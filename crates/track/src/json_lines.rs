@@ -1,11 +1,13 @@
 //! Tracker that writes one line of JSON per call: the default.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use crate::files::{append, write_image};
+use crate::opened::Opened;
 use crate::run::seconds;
 use crate::{Config, Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 
@@ -27,7 +29,7 @@ use crate::{Config, Image, Outcome, Result, Run, Stamp, Table, TrackError, Track
 #[derive(Debug)]
 pub struct JsonLines {
     folder: PathBuf,
-    open: Option<Open>,
+    open: Opened<Open>,
 }
 
 #[derive(Debug)]
@@ -41,11 +43,7 @@ impl JsonLines {
     /// Creates a tracker that writes into this folder, which is created at the start of the run.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), open: None }
-    }
-
-    fn open(&mut self) -> Result<&mut Open> {
-        self.open.as_mut().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })
+        Self { folder: folder.into(), open: Opened::none(NAME) }
     }
 }
 
@@ -60,20 +58,14 @@ impl Tracker for JsonLines {
         let images = self.folder.join(format!("{name}.images"));
         fs::create_dir_all(&self.folder)
             .map_err(TrackError::file("cannot make the folder", &self.folder))?;
-        let mut file = OpenOptions::new()
-            .create(true)
-            .read(true)
-            .append(true)
-            .open(&path)
-            .map_err(TrackError::file("cannot open", &path))?;
-        cut_half_line(&mut file).map_err(TrackError::file("cannot continue", &path))?;
+        let file = append(&path)?;
         let mut open = Open { file, path, images };
         open.write(&Start {
             began: seconds(run.began),
             project: &run.project,
             config: &run.config,
         })?;
-        self.open = Some(open);
+        self.open.set(open);
         Ok(())
     }
 
@@ -81,7 +73,7 @@ impl Tracker for JsonLines {
         if let Some((name, _)) = values.iter().find(|(name, _)| RESERVED.contains(&name.as_str())) {
             return Err(TrackError::Reserved { name: name.clone() });
         }
-        self.open()?.write(&Line { values, at })
+        self.open.get()?.write(&Line { values, at })
     }
 
     fn log_text(&mut self, name: &str, text: &str, at: Stamp) -> Result<()> {
@@ -89,19 +81,18 @@ impl Tracker for JsonLines {
     }
 
     fn log_image(&mut self, name: &str, image: &Image, at: Stamp) -> Result<()> {
-        let open = self.open()?;
+        let open = self.open.get()?;
         let file = write_image(&open.images, name, image, at)?;
         self.log(&[(name.to_owned(), file.display().to_string().into())], at)
     }
 
     fn log_table(&mut self, name: &str, table: &Table, at: Stamp) -> Result<()> {
         let table = table.json();
-        self.open()?.write(&TableLine { name, table: &table, at })
+        self.open.get()?.write(&TableLine { name, table: &table, at })
     }
 
     fn finish(&mut self, outcome: Outcome) -> Result<()> {
-        let mut open =
-            self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
+        let mut open = self.open.take()?;
         open.write(&serde_json::json!({
             "_event": match outcome { Outcome::Finished => "finish", Outcome::Failed => "failed" },
             "_time": Stamp::now().seconds(),
@@ -119,38 +110,6 @@ impl Open {
         bytes.push(b'\n');
         self.file.write_all(&bytes).map_err(TrackError::file("cannot write", &self.path))
     }
-}
-
-/// Cuts off the bytes after the last end of line. The file is in append mode, so the next line follows.
-pub(crate) fn cut_half_line(file: &mut File) -> std::io::Result<()> {
-    let length = file.metadata()?.len();
-    let mut end = length;
-    let mut block = [0; 4096];
-    while end > 0 {
-        let begin = end.saturating_sub(block.len() as u64);
-        let part = &mut block[..(end - begin) as usize];
-        file.seek(SeekFrom::Start(begin))?;
-        file.read_exact(part)?;
-        if let Some(newline) = part.iter().rposition(|&byte| byte == b'\n') {
-            end = begin + newline as u64 + 1;
-            break;
-        }
-        end = begin;
-    }
-    if end < length { file.set_len(end) } else { Ok(()) }
-}
-
-/// Writes the image as a PNG file and returns its path.
-pub(crate) fn write_image(folder: &Path, name: &str, image: &Image, at: Stamp) -> Result<PathBuf> {
-    fs::create_dir_all(folder).map_err(TrackError::file("cannot make the folder", folder))?;
-    let name: String = name
-        .chars()
-        .map(|letter| if letter.is_alphanumeric() || "-_.".contains(letter) { letter } else { '_' })
-        .collect();
-    let step = at.step.map_or_else(|| format!("{:.6}", at.seconds()), |step| step.to_string());
-    let path = folder.join(format!("{name}-{step}.png"));
-    fs::write(&path, image.png()?).map_err(TrackError::file("cannot write", &path))?;
-    Ok(path)
 }
 
 struct Start<'a> {

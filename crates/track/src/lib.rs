@@ -28,9 +28,11 @@
 mod config;
 mod csv_table;
 mod error;
+mod files;
 mod image;
 mod json_lines;
 mod mlflow;
+mod opened;
 pub mod reader;
 mod run;
 mod table;

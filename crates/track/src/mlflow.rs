@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::opened::Opened;
 use crate::{Config, Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 use batch::{Entity, key};
 use client::{Client, RunInfo};
@@ -36,7 +37,7 @@ pub struct Mlflow {
     resumed: Option<String>,
     strict: bool,
     finish_timeout: Duration,
-    open: Option<Open>,
+    open: Opened<Open>,
 }
 
 /// Credentials for an MLflow server.
@@ -70,7 +71,7 @@ impl Mlflow {
             resumed: None,
             strict: false,
             finish_timeout: Duration::from_secs(10),
-            open: None,
+            open: Opened::none(NAME),
         })
     }
 
@@ -160,7 +161,7 @@ impl Mlflow {
     /// Returns the run's ID on the server, as [`Mlflow::resume`] takes it; `None` before the run has begun.
     #[must_use]
     pub fn run_id(&self) -> Option<&str> {
-        self.open.as_ref().map(|open| open.run.run_id.as_str())
+        self.open.running().map(|open| open.run.run_id.as_str())
     }
 
     fn parameters(&self, run: &RunInfo, config: &Config) -> Result<()> {
@@ -182,7 +183,7 @@ impl Mlflow {
 
     fn push(&mut self, entity: Entity) -> Result<()> {
         let strict = self.strict;
-        let open = self.open()?;
+        let open = self.open.get()?;
         open.sender.push(entity);
         match open.sender.failure() {
             Some(failure) if strict => Err(failure),
@@ -190,12 +191,8 @@ impl Mlflow {
         }
     }
 
-    fn open(&mut self) -> Result<&mut Open> {
-        self.open.as_mut().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })
-    }
-
     fn artifact(&mut self, what: &'static str, path: &str, bytes: Vec<u8>) -> Result<()> {
-        let Some(folder) = self.open()?.run.artifacts() else {
+        let Some(folder) = self.open.get()?.run.artifacts() else {
             // Without an artifact proxy, clients write to the artifact store themselves, which may be of any kind.
             return Err(TrackError::Unsupported { tracker: NAME.to_owned(), what });
         };
@@ -204,8 +201,7 @@ impl Mlflow {
     }
 
     fn end(&mut self, outcome: Outcome) -> Result<()> {
-        let mut open =
-            self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
+        let mut open = self.open.take()?;
         let until = Instant::now() + self.finish_timeout;
         // A quarter of the time is reserved for the last request.
         let failure = open.sender.close(until - self.finish_timeout / 4);
@@ -237,7 +233,7 @@ impl Tracker for Mlflow {
         };
         self.parameters(&info, &run.config)?;
         let sender = Sender::spawn(self.client.clone(), info.run_id.clone())?;
-        self.open = Some(Open { run: info, sender });
+        self.open.set(Open { run: info, sender });
         Ok(())
     }
 
@@ -271,7 +267,7 @@ impl Tracker for Mlflow {
 /// A run that is dropped before `finish` is marked as failed.
 impl Drop for Mlflow {
     fn drop(&mut self) {
-        if self.open.is_some() {
+        if self.open.running().is_some() {
             let _ = self.end(Outcome::Failed);
         }
     }

@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::opened::Opened;
 use crate::run::since_1970;
 use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 use event::Event;
@@ -23,7 +24,7 @@ use event::Event;
 #[derive(Debug)]
 pub struct TensorBoard {
     folder: PathBuf,
-    open: Option<Open>,
+    open: Opened<Open>,
 }
 
 #[derive(Debug)]
@@ -37,11 +38,7 @@ impl TensorBoard {
     /// Creates a tracker that writes into this folder, which is created at the start of the run.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), open: None }
-    }
-
-    fn open(&mut self) -> Result<&mut Open> {
-        self.open.as_mut().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })
+        Self { folder: folder.into(), open: Opened::none(NAME) }
     }
 }
 
@@ -60,7 +57,7 @@ impl Tracker for TensorBoard {
         if open.has_hparams {
             open.write(&[Event::session_start(&run.config.flat(), at)])?;
         }
-        self.open = Some(open);
+        self.open.set(open);
         Ok(())
     }
 
@@ -72,16 +69,16 @@ impl Tracker for TensorBoard {
                 None => Event::text(name, &value.text(), at),
             })
             .collect();
-        self.open()?.write(&events)
+        self.open.get()?.write(&events)
     }
 
     fn log_text(&mut self, name: &str, text: &str, at: Stamp) -> Result<()> {
-        self.open()?.write(&[Event::text(name, text, at)])
+        self.open.get()?.write(&[Event::text(name, text, at)])
     }
 
     fn log_image(&mut self, name: &str, image: &Image, at: Stamp) -> Result<()> {
         let event = Event::image(name, image, &image.png()?, at);
-        self.open()?.write(&[event])
+        self.open.get()?.write(&[event])
     }
 
     fn log_table(&mut self, name: &str, table: &Table, at: Stamp) -> Result<()> {
@@ -89,8 +86,7 @@ impl Tracker for TensorBoard {
     }
 
     fn finish(&mut self, outcome: Outcome) -> Result<()> {
-        let mut open =
-            self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
+        let mut open = self.open.take()?;
         if open.has_hparams {
             open.write(&[Event::session_end(outcome == Outcome::Finished, Stamp::now())])?;
         }

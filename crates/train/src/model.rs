@@ -249,7 +249,7 @@ impl<M> PreparedModel<M> {
                     .registry
                     .optimizers()
                     .iter()
-                    .try_for_each(|it| tensor.check_optimizer(it))?;
+                    .try_for_each(|optimizer| tensor.check_optimizer(optimizer))?;
                 Some(divided)
             }
             None => None,
@@ -451,7 +451,7 @@ impl<M> PreparedModel<M> {
                 .context
                 .tensor
                 .as_ref()
-                .filter(|it| it.divides_experts())
+                .filter(|divided| divided.divides_experts())
                 .and_then(|_| self.context.job.group()),
         }
     }

@@ -142,9 +142,9 @@ impl TensorModels {
         let Some(experts) = &self.experts else { return Ok(None) };
         let writers = self.writers(self.mesh.size(Axis::ExpertData), experts.size())?;
         let axes = self.axes(sharded);
-        let (divided, copied): (Vec<_>, Vec<_>) = axes
-            .iter()
-            .partition(|it| [Axis::Expert, Axis::Tensor].iter().any(|axis| it.name == axis.name()));
+        let (divided, copied): (Vec<_>, Vec<_>) = axes.iter().partition(|axis| {
+            [Axis::Expert, Axis::Tensor].iter().any(|own| axis.name == own.name())
+        });
         let mut placements = vec![Placement::Replicate; copied.len()];
         // A part adds its innermost axis.
         placements.resize(copied.len() + divided.len() - 1, Placement::Shard(0));

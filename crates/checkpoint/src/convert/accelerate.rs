@@ -43,9 +43,9 @@ pub(super) fn write(
             }
             "optimizer" => {
                 let state = read(checkpoint, object)?;
-                let scheduler = schedulers
-                    .iter()
-                    .find(|made| made.optimizer.is_some_and(|it| it.name == object.name));
+                let scheduler = schedulers.iter().find(|made| {
+                    made.optimizer.is_some_and(|optimizer| optimizer.name == object.name)
+                });
                 match to_torch(&state, left_out) {
                     Some(state) => {
                         let groups = scheduler.map_or(&[][..], |made| &made.torch.groups);

@@ -100,8 +100,9 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
     weights.verify()?;
     let source = if from.is_dir() { from } else { from.parent().unwrap_or_else(|| Path::new("")) };
     let is_gpt2 = fs::read(source.join("config.json")).is_ok_and(|text| {
-        serde_json::from_slice::<serde_json::Value>(&text)
-            .is_ok_and(|config| config.get("model_type").and_then(|it| it.as_str()) == Some("gpt2"))
+        serde_json::from_slice::<serde_json::Value>(&text).is_ok_and(|config| {
+            config.get("model_type").and_then(|value| value.as_str()) == Some("gpt2")
+        })
     });
     check_patterns(from, &weights, options)?;
     let path = into.join("model.safetensors");

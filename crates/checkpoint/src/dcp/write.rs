@@ -9,8 +9,7 @@ use super::METADATA;
 use crate::error::Error;
 use crate::file_tensor::FileTensor;
 use crate::pth::{
-    self, DcpKey, DcpMetadata, DcpPlace, DcpTensor, TensorData, shown, torch_name,
-    write_dcp_metadata,
+    self, DcpKey, DcpMetadata, DcpPlace, DcpTensor, TensorData, shown, write_dcp_metadata,
 };
 use crate::region::Region;
 use crate::value::Value;
@@ -39,7 +38,7 @@ pub(crate) fn write_folder(
         };
         if let Some(tensor) = value.as_tensor() {
             let info = tensor.info();
-            if torch_name(info.dtype).is_none() {
+            if info.dtype.torch_name().is_none() {
                 return Err(refuse(format!(
                     "torch.distributed.checkpoint has no tensors of {}",
                     info.dtype

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
-pub(crate) use self::write::torch_name;
 pub use self::write::write_dcp_metadata;
 use super::pickle::{Dialect, Global, Node, Pickle, Value};
 use super::{MAX_DIMENSIONS, shown};
@@ -153,9 +152,7 @@ impl<'a> Walk<'a> {
         let properties = self.attribute(entry, "properties")?;
         let dtype = match self.items(self.state(properties)?)?.first() {
             Some(Value::Global(Global::Dtype(dtype))) => Some(*dtype),
-            Some(Value::Global(Global::Foreign("torch", name))) => {
-                TYPES.iter().find(|(known, _)| known == name).map(|it| it.1)
-            }
+            Some(Value::Global(Global::Foreign("torch", name))) => Dtype::from_torch_name(name),
             _ => None,
         };
         let dtype = dtype.ok_or_else(|| unknown("the type of a tensor"))?;
@@ -310,21 +307,6 @@ fn unknown(what: &str) -> Fault {
     ))
 }
 
-/// Types with a storage class in PyTorch, under their names as dtypes.
-const TYPES: [(&str, Dtype); 12] = [
-    ("bool", Dtype::Bool),
-    ("float64", Dtype::F64),
-    ("float32", Dtype::F32),
-    ("float16", Dtype::F16),
-    ("bfloat16", Dtype::BF16),
-    ("int64", Dtype::I64),
-    ("int32", Dtype::I32),
-    ("int16", Dtype::I16),
-    ("int8", Dtype::I8),
-    ("uint8", Dtype::U8),
-    ("complex64", Dtype::C64),
-    ("complex128", Dtype::C128),
-];
 /// Maximum number of uses of stored data: a file name is stored once and recalled for each part.
 const MAX_COPIES: usize = 16;
 /// Minimum bytes of the pickle for each part of a tensor, and for each place.
@@ -355,7 +337,7 @@ mod tests {
         let places: Vec<_> = metadata
             .places
             .iter()
-            .map(|it| (it.offset.clone(), it.file.as_str(), it.start, it.length))
+            .map(|place| (place.offset.clone(), place.file.as_str(), place.start, place.length))
             .collect();
         let expected = [
             (Some(vec![0, 0]), "__0_0.distcp", 0, 1700),

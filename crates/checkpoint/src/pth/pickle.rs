@@ -134,7 +134,7 @@ impl<'a> Global<'a> {
         match self {
             Self::Foreign(module, name) => (module, name),
             Self::Storage(dtype) | Self::Dtype(dtype) => match dtype.torch() {
-                Some(TorchType::Storage(name) | TorchType::Untyped(name)) => ("torch", name),
+                Some(TorchType::Storage(name, _) | TorchType::Untyped(name)) => ("torch", name),
                 None => ("torch", dtype.name()),
             },
             known => {

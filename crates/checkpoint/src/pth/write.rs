@@ -187,12 +187,12 @@ impl<'v, T: TensorData> Pickler<'v, T> {
             strides[place] = strides[place + 1].checked_mul(size.max(1)).ok_or_else(too_large)?;
         }
         let (function, storage, count) = match info.dtype.torch() {
-            Some(TorchType::Storage(storage)) if info.dtype.is_quantized() => {
+            Some(TorchType::Storage(storage, _)) if info.dtype.is_quantized() => {
                 // Storages of packed elements count bytes.
                 let count = if info.dtype.bits() < 8 { bytes } else { elements };
                 ("_rebuild_qtensor", format!("ctorch\n{storage}\n"), count)
             }
-            Some(TorchType::Storage(storage)) => {
+            Some(TorchType::Storage(storage, _)) => {
                 ("_rebuild_tensor_v2", format!("ctorch\n{storage}\n"), elements)
             }
             _ => ("_rebuild_tensor_v3", "ctorch.storage\nUntypedStorage\n".to_owned(), bytes),

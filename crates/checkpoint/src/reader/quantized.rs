@@ -132,7 +132,7 @@ impl WeightsReader {
             .flat_map(|kind| {
                 with(&format!(".quant_state.bitsandbytes__{kind}"))
                     .into_iter()
-                    .map(move |it| (it, kind))
+                    .map(move |name| (name, kind))
             })
             .collect();
         if !packed.is_empty() {

@@ -177,9 +177,9 @@ fn errors_name_the_users_file() {
     );
     // A damaged storage is found while the target is written.
     let mut bytes = fs::read(&from).unwrap();
-    let place = bytes
-        .windows(12)
-        .position(|it| it == [0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50, 0x51, 0x52, 0x53]);
+    let place = bytes.windows(12).position(|window| {
+        window == [0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50, 0x51, 0x52, 0x53]
+    });
     bytes[place.unwrap() + 3] ^= 1;
     let damaged = folder.path().join("damaged.pth");
     fs::write(&damaged, bytes).unwrap();

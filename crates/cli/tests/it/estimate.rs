@@ -420,9 +420,9 @@ fn layers_sequences_and_stages_that_ranks_divide() {
     );
     let sent = |answer: &Value, axis: &str, phase: &str| -> Vec<(u64, u64)> {
         let messages = answer["ranks"][0]["divided"]["stages"][0]["messages"].as_array().unwrap();
-        let of_axis = messages.iter().filter(|it| it["axis"] == axis && it["phase"] == phase);
+        let of_axis = messages.iter().filter(|row| row["axis"] == axis && row["phase"] == phase);
         of_axis
-            .map(|it| (it["messages"].as_u64().unwrap(), it["bytes"].as_u64().unwrap()))
+            .map(|row| (row["messages"].as_u64().unwrap(), row["bytes"].as_u64().unwrap()))
             .collect()
     };
     // The embedding, and two sums in each of 16 layers, for 8 micro-batches.
@@ -439,7 +439,7 @@ fn layers_sequences_and_stages_that_ranks_divide() {
         ["forward", "backward"]
             .iter()
             .flat_map(|phase| sent(answer, axis, phase))
-            .map(|it| it.1)
+            .map(|(_, bytes)| bytes)
             .sum()
     };
     assert!(bytes(&regions, "tp") >= bytes(&found, "tp"));

@@ -153,7 +153,7 @@ fn check_contents(wheel: &Path, shared: &[String]) {
     let info = format!("brigade-{VERSION}.dist-info");
     let mut expected: BTreeSet<String> =
         ["METADATA", "RECORD", "WHEEL", "licenses/LICENSE-APACHE", "licenses/LICENSE-MIT"]
-            .map(|it| format!("{info}/{it}"))
+            .map(|file| format!("{info}/{file}"))
             .into();
     expected.insert(format!("brigade-{VERSION}.data/scripts/brigade"));
     let shared = shared.iter();

@@ -4,7 +4,7 @@ use brigade_torch::Result;
 use tch::{Reduction, Tensor};
 
 use super::weights::Weights;
-use super::{Loss, read};
+use super::{Loss, Outputs, read};
 
 /// Binary cross-entropy of logits of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of labels and
 /// `v` of positive targets.
@@ -55,6 +55,12 @@ impl BceWithLogits {
         self.threshold = threshold;
         self
     }
+}
+
+impl Loss for BceWithLogits {
+    fn name(&self) -> &str {
+        "bce_with_logits"
+    }
 
     fn reduced(
         &self,
@@ -69,34 +75,8 @@ impl BceWithLogits {
         let pos_weight = self.pos_weight.beside("binary cross-entropy", labels, options)?;
         Ok(scores.f_binary_cross_entropy_with_logits(&targets, weight, pos_weight, reduction)?)
     }
-}
 
-impl Loss for BceWithLogits {
-    fn name(&self) -> &str {
-        "bce_with_logits"
-    }
-
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.reduced(predictions, targets, Reduction::Mean)
-    }
-
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        Ok(self.reduced(predictions, targets, Reduction::None)?.f_reshape([-1])?)
-    }
-
-    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
-        Ok(read::full(predictions)?.f_sigmoid()?)
-    }
-
-    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
-        Ok(self.activation(predictions)?.f_gt(self.threshold)?)
-    }
-
-    fn decision_threshold(&self) -> Option<f64> {
-        Some(self.threshold)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        false
+    fn outputs(&self) -> Outputs {
+        Outputs::Labels { threshold: self.threshold }
     }
 }

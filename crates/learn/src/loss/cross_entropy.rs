@@ -5,7 +5,7 @@ use brigade_torch::Result;
 use tch::{Reduction, Tensor};
 
 use super::weights::Weights;
-use super::{Loss, read};
+use super::{Loss, Outputs, read};
 
 /// Cross-entropy of logits: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, as PyTorch computes it.
 ///
@@ -46,16 +46,6 @@ impl CrossEntropy {
         self.label_smoothing = eps;
         self
     }
-
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
-        let (scores, targets) = read::classes("cross-entropy", predictions, targets)?;
-        entropy(&scores, &targets, &self.weight, reduction, self.label_smoothing)
-    }
 }
 
 /// Returns libtorch's cross-entropy of scores and targets that fit.
@@ -76,23 +66,17 @@ impl Loss for CrossEntropy {
         "cross_entropy"
     }
 
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.reduced(predictions, targets, Reduction::Mean)
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let (scores, targets) = read::classes("cross-entropy", predictions, targets)?;
+        entropy(&scores, &targets, &self.weight, reduction, self.label_smoothing)
     }
 
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        Ok(self.reduced(predictions, targets, Reduction::None)?.f_reshape([-1])?)
-    }
-
-    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
-        read::softmax(predictions)
-    }
-
-    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
-        Ok(predictions.f_argmax(1, false)?)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        true
+    fn outputs(&self) -> Outputs {
+        Outputs::Classes
     }
 }

@@ -1,9 +1,9 @@
 //! The Dice loss of segmentation.
 
 use brigade_torch::{Error, Result};
-use tch::{Kind, Tensor};
+use tch::{Kind, Reduction, Tensor};
 
-use super::{Loss, read};
+use super::{Loss, Outputs, read, reduce};
 
 /// Dice loss: for each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the
 /// softmax `p` of the logits, and `t` 1 where the target is the class.
@@ -63,13 +63,13 @@ impl Loss for DiceLoss {
         "dice"
     }
 
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let each = self.each(predictions, targets)?;
-        Ok(if self.summed { each.f_sum(None::<Kind>)? } else { each.f_mean(None::<Kind>)? })
-    }
-
-    /// Computes the loss of each image and class, flat.
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    /// Without a reduction, computes the loss of each image and class.
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
         let (scores, targets) = read::classes("Dice loss", predictions, targets)?;
         let shape = scores.size();
         if shape.len() < 3 {
@@ -93,18 +93,12 @@ impl Loss for DiceLoss {
             .f_mul_scalar(2.0)?
             .f_add_scalar(self.smooth)?
             .f_div(&either.f_add_scalar(self.smooth)?)?;
-        Ok(dice.f_neg()?.f_add_scalar(1.0)?.f_reshape([-1])?)
+        let each = dice.f_neg()?.f_add_scalar(1.0)?;
+        let sums = self.summed && reduction == Reduction::Mean;
+        reduce(&each, if sums { Reduction::Sum } else { reduction })
     }
 
-    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
-        read::softmax(predictions)
-    }
-
-    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
-        Ok(predictions.f_argmax(1, false)?)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        true
+    fn outputs(&self) -> Outputs {
+        Outputs::Classes
     }
 }

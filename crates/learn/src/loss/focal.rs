@@ -1,11 +1,11 @@
 //! The focal loss.
 
 use brigade_torch::Result;
-use tch::{Kind, Reduction, Tensor};
+use tch::{Reduction, Tensor};
 
 use super::cross_entropy::entropy;
 use super::weights::Weights;
-use super::{Loss, read};
+use super::{Loss, Outputs, read, reduce};
 
 /// Focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that
 /// well-classified samples have less weight.
@@ -51,27 +51,18 @@ impl Loss for Focal {
         "focal"
     }
 
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let each = self.each(predictions, targets)?;
-        Ok(each.f_mean(None::<Kind>)?)
-    }
-
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
         let (scores, targets) = read::classes("focal loss", predictions, targets)?;
         let entropy = entropy(&scores, &targets, &self.weight, Reduction::None, 0.0)?;
         let wrong = entropy.f_neg()?.f_expm1()?.f_neg()?; // 1 - p
-        Ok(wrong.f_pow_tensor_scalar(self.gamma)?.f_mul(&entropy)?.f_reshape([-1])?)
+        reduce(&wrong.f_pow_tensor_scalar(self.gamma)?.f_mul(&entropy)?, reduction)
     }
-
-    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
-        read::softmax(predictions)
-    }
-
-    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
-        Ok(predictions.f_argmax(1, false)?)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        true
+    fn outputs(&self) -> Outputs {
+        Outputs::Classes
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use brigade_metrics::Mse;
 use brigade_torch::{Error, Result};
-use tch::Tensor;
+use tch::{Reduction, Tensor};
 
-use super::Loss;
+use super::{Loss, Outputs, reduce};
 
 type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
 
@@ -79,18 +79,26 @@ impl Loss for LossFn {
         &self.name
     }
 
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        (self.forward)(predictions, targets)
-    }
-
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        if reduction == Reduction::Mean {
+            return (self.forward)(predictions, targets);
+        }
         match &self.each {
-            Some(each) => each(predictions, targets),
+            Some(each) => reduce(&each(predictions, targets)?, reduction),
             None => Err(Error::invalid_argument(format!(
                 "the loss `{}` has no value for each element; add one with `LossFn::with_each`",
                 self.name
             ))),
         }
+    }
+
+    fn outputs(&self) -> Outputs {
+        self.reading.outputs()
     }
 
     fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
@@ -99,9 +107,5 @@ impl Loss for LossFn {
 
     fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
         self.reading.decode(predictions)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        self.reading.targets_are_classes()
     }
 }

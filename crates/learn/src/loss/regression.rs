@@ -4,7 +4,7 @@ use brigade_metrics::{ClassesLast, Mse};
 use brigade_torch::Result;
 use tch::{Reduction, Tensor};
 
-use super::{Loss, read};
+use super::{Loss, Outputs, read};
 
 /// Mean absolute error, `mean(|prediction - target|)`. Predictions and targets have the same shape, or the shapes
 /// `[n, 1]` and `[n]`.
@@ -18,26 +18,18 @@ macro_rules! of_numbers {
                 $label
             }
 
-            fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+            fn reduced(
+                &self,
+                predictions: &Tensor,
+                targets: &Tensor,
+                reduction: Reduction,
+            ) -> Result<Tensor> {
                 let (predictions, targets) = read::numbers($what, predictions, targets)?;
-                Ok(predictions.$kernel(&targets, Reduction::Mean)?)
+                Ok(predictions.$kernel(&targets, reduction)?)
             }
 
-            fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-                let (predictions, targets) = read::numbers($what, predictions, targets)?;
-                Ok(predictions.$kernel(&targets, Reduction::None)?.f_reshape([-1])?)
-            }
-
-            fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
-                Ok(predictions.shallow_clone())
-            }
-
-            fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
-                Ok(predictions.shallow_clone())
-            }
-
-            fn targets_are_classes(&self) -> bool {
-                false
+            fn outputs(&self) -> Outputs {
+                Outputs::Numbers
             }
         })+
     };
@@ -53,12 +45,17 @@ impl<L: Loss> Loss for ClassesLast<L> {
         self.0.name()
     }
 
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.0.forward(&Self::first(predictions)?, targets)
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        self.0.reduced(&Self::first(predictions)?, targets, reduction)
     }
 
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.0.each(&Self::first(predictions)?, targets)
+    fn outputs(&self) -> Outputs {
+        self.0.outputs()
     }
 
     fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
@@ -68,9 +65,5 @@ impl<L: Loss> Loss for ClassesLast<L> {
 
     fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
         self.0.decode(&Self::first(predictions)?)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        self.0.targets_are_classes()
     }
 }

@@ -5,7 +5,7 @@ use tch::{Reduction, Tensor};
 
 use super::cross_entropy::entropy;
 use super::weights::Weights;
-use super::{Loss, read};
+use super::{Loss, Outputs, read};
 
 /// Cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, with probabilities `p` and
 /// the target's class `y`.
@@ -14,11 +14,11 @@ use super::{Loss, read};
 /// weighted mean, as in fastai. Without weights the loss equals PyTorch's with `label_smoothing`.
 ///
 /// ```
-/// use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
+/// use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss, Outputs};
 ///
 /// let loss = LabelSmoothingCrossEntropy::default(); // eps 0.1
 /// assert_eq!(loss, LabelSmoothingCrossEntropy::new(0.1));
-/// assert!(loss.targets_are_classes());
+/// assert_eq!(loss.outputs(), Outputs::Classes);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelSmoothingCrossEntropy {
@@ -45,6 +45,12 @@ impl LabelSmoothingCrossEntropy {
         self.weight = Weights::new(weight);
         self
     }
+}
+
+impl Loss for LabelSmoothingCrossEntropy {
+    fn name(&self) -> &str {
+        "label_smoothing_cross_entropy"
+    }
 
     fn reduced(
         &self,
@@ -65,30 +71,8 @@ impl LabelSmoothingCrossEntropy {
         let all = entropy(&scores, &targets, &Weights::default(), reduction, 1.0)?;
         Ok(all.f_mul_scalar(self.eps)?.f_add(&own.f_mul_scalar(1.0 - self.eps)?)?)
     }
-}
 
-impl Loss for LabelSmoothingCrossEntropy {
-    fn name(&self) -> &str {
-        "label_smoothing_cross_entropy"
-    }
-
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.reduced(predictions, targets, Reduction::Mean)
-    }
-
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        Ok(self.reduced(predictions, targets, Reduction::None)?.f_reshape([-1])?)
-    }
-
-    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
-        read::softmax(predictions)
-    }
-
-    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
-        Ok(predictions.f_argmax(1, false)?)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        true
+    fn outputs(&self) -> Outputs {
+        Outputs::Classes
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use brigade_learn::LearnerState;
 use brigade_learn::callback::{Callback, Step};
-use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
+use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss, Outputs};
 use brigade_metrics::ClassesLast;
 use brigade_models::LanguageModelHead;
 use brigade_torch::{CrossEntropyOptions, Result};
 use brigade_train::{AutocastOptions, Precision};
 use parking_lot::Mutex;
-use tch::{Device, Tensor};
+use tch::{Device, Reduction, Tensor};
 
 /// Cross-entropy of a language model. In training, only a part of the scores is in memory at a time.
 #[derive(Debug)]
@@ -58,7 +58,15 @@ impl Loss for HeadLoss {
         self.scores.name()
     }
 
-    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        if reduction != Reduction::Mean {
+            return self.scores.reduced(&self.scored(predictions)?, targets, reduction);
+        }
         let options = CrossEntropyOptions {
             label_smoothing: self.smoothing,
             ..CrossEntropyOptions::default()
@@ -68,8 +76,8 @@ impl Loss for HeadLoss {
         Ok(loss?.loss)
     }
 
-    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.scores.each(&self.scored(predictions)?, targets)
+    fn outputs(&self) -> Outputs {
+        self.scores.outputs()
     }
 
     fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
@@ -78,10 +86,6 @@ impl Loss for HeadLoss {
 
     fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
         self.scores.decode(&self.scored(predictions)?)
-    }
-
-    fn targets_are_classes(&self) -> bool {
-        true
     }
 }
 

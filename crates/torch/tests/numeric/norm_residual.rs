@@ -359,13 +359,13 @@ fn gradients_of_gradients_are_those_of_the_operations_in_16_bits() {
             let first = grad(&outputs.each_ref(), &used, options).unwrap();
             let penalty: Tensor = first
                 .into_iter()
-                .map(|it| it.unwrap().to_kind(Kind::Double).square().sum(Kind::Double))
+                .map(|gradient| gradient.unwrap().to_kind(Kind::Double).square().sum(Kind::Double))
                 .sum();
             let options = GradOptions { allow_unused: true, ..GradOptions::default() };
             let second = grad(&[&penalty], &used, options).unwrap();
             second
                 .into_iter()
-                .map(|it| it.map(|it| it.to_device(Device::Cpu)))
+                .map(|gradient| gradient.map(|gradient| gradient.to_device(Device::Cpu)))
                 .collect::<Vec<Option<Tensor>>>()
         };
         let own = leaves.on(device);

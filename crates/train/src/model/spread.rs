@@ -199,7 +199,7 @@ impl<M> Spread<'_, M> {
             .model
             .parameters()
             .into_iter()
-            .map(|it| (TensorId::of(&it.tensor), it.name))
+            .map(|parameter| (TensorId::of(&parameter.tensor), parameter.name))
             .collect();
         let mut reads = Vec::new();
         for (from, into) in matched {

@@ -167,7 +167,7 @@ impl<'a> Wire<'a> {
         for (to, send) in self
             .sends
             .into_iter()
-            .flat_map(|(to, all)| all.into_iter().flatten().map(move |it| (to, it)))
+            .flat_map(|(to, all)| all.into_iter().flatten().map(move |tensor| (to, tensor)))
         {
             let what = || format!("the end of the step, to rank {to}");
             let _sent = send.wait().map_err(|error| failure(self.group.rank(), what(), error))?;

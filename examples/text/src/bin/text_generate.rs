@@ -307,7 +307,7 @@ impl Options {
         let own = if file.exists() { json(&file)? } else { Value::Null };
         let eos = own
             .get("eos_token_id")
-            .filter(|it| !it.is_null())
+            .filter(|id| !id.is_null())
             .unwrap_or_else(|| &config["eos_token_id"]);
         let eos_token_id: Vec<i64> = match eos {
             Value::Array(ids) => ids.iter().filter_map(Value::as_i64).collect(),

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{DcpKey, DcpMetadata, DcpPlace, DcpTensor, TYPES};
-use crate::dtype::{Dtype, TorchType};
+use super::{DcpKey, DcpMetadata, DcpPlace, DcpTensor};
+use crate::dtype::Dtype;
 
 /// Encodes metadata for `torch.distributed.checkpoint`: the contents of a `.metadata` file.
 ///
@@ -79,7 +79,9 @@ impl<'m> Pickler<'m> {
     }
 
     fn tensor(&mut self, tensor: &'m DcpTensor) -> Result<(), String> {
-        let dtype = torch_name(tensor.dtype)
+        let dtype = tensor
+            .dtype
+            .torch_name()
             .ok_or_else(|| format!("PyTorch's checkpoints have no tensors of {}", tensor.dtype))?;
         self.object(METADATA, "TensorStorageMetadata");
         self.code.extend(b"}(");
@@ -200,19 +202,6 @@ impl<'m> Pickler<'m> {
             if number.leading_zeros() == 0 {
                 self.code.push(0);
             }
-        }
-    }
-}
-
-/// Returns PyTorch's dtype name. `None` for types that it lacks, packs into bytes or scales.
-pub(crate) fn torch_name(dtype: Dtype) -> Option<&'static str> {
-    if dtype.is_quantized() || dtype.bits() < 8 {
-        return None;
-    }
-    match dtype.torch()? {
-        TorchType::Untyped(name) => Some(name),
-        TorchType::Storage(_) => {
-            TYPES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name)
         }
     }
 }

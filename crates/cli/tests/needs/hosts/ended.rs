@@ -259,7 +259,7 @@ fn readers_that_stop_and_go() {
     let ranks = || -> Vec<String> {
         let of = |pid: i32| fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
         let all = site.network.hosts().iter().flat_map(Host::processes);
-        all.filter(|it| it.command.first().is_some_and(|it| it == "yes"))
+        all.filter(|process| process.command.first().is_some_and(|program| program == "yes"))
             .map(|process| of(process.pid))
             .collect()
     };

@@ -67,8 +67,11 @@ impl Registry {
             .as_array_of_tables()
             .unwrap()
             .iter()
-            .filter_map(|it| {
-                Some(((text(it, "name")?, text(it, "version")?), text(it, "checksum")?))
+            .filter_map(|package| {
+                Some((
+                    (text(package, "name")?, text(package, "version")?),
+                    text(package, "checksum")?,
+                ))
             })
             .collect();
         // Also downloads what other systems need: the index must have it.

@@ -1,7 +1,8 @@
 //! Losses against fastai's values and gradients, and what they refuse.
 
 use brigade_learn::loss::{
-    BceWithLogits, CrossEntropy, DiceLoss, Focal, L1, LabelSmoothingCrossEntropy, Loss, loss_from,
+    BceWithLogits, CrossEntropy, DiceLoss, Focal, L1, LabelSmoothingCrossEntropy, Loss, Outputs,
+    loss_from,
 };
 use brigade_metrics::{ClassesLast, Mse};
 use brigade_testkit::assert_close;
@@ -67,7 +68,8 @@ fn fastai_golden() {
     for case in cases {
         let loss = loss(case);
         let predictions = predictions().set_requires_grad(true);
-        let targets = if loss.targets_are_classes() { classes(&[7], 5, 1901) } else { labels() };
+        let targets =
+            if loss.outputs() == Outputs::Classes { classes(&[7], 5, 1901) } else { labels() };
         let reduced = match case["args"]["reduction"].as_str().unwrap() {
             "mean" => loss.forward(&predictions, &targets).unwrap(),
             "sum" => loss.each(&predictions, &targets).unwrap().sum(None),
@@ -207,7 +209,7 @@ fn dimensions_and_ignored_targets() {
         loss.0.activation(&scores).unwrap().movedim_int(1, -1)
     );
     assert_eq!(loss.decode(&last).unwrap(), loss.0.decode(&scores).unwrap());
-    assert!(loss.targets_are_classes() && loss.name() == "cross_entropy");
+    assert!(loss.outputs() == Outputs::Classes && loss.name() == "cross_entropy");
 }
 
 /// In half precision a loss of `exp(11)` classes would be infinite, and one in `bfloat16` has three digits.
@@ -225,7 +227,7 @@ fn half_precision_is_computed_in_full() {
         Box::new(L1),
     ];
     for loss in losses {
-        let targets = if loss.targets_are_classes() { &of_classes } else { &of_labels };
+        let targets = if loss.outputs() == Outputs::Classes { &of_classes } else { &of_labels };
         let value = loss.forward(&half, targets).unwrap();
         assert_eq!(value.kind(), Kind::Float);
         assert_eq!(value, loss.forward(&full, targets).unwrap(), "{}", loss.name());
@@ -318,7 +320,7 @@ fn functions() {
     value.backward();
     assert!(scores.grad().abs().sum(Kind::Double).double_value(&[]) > 0.0);
     assert_eq!(loss.name(), "quartic");
-    assert!(!loss.targets_are_classes());
+    assert!(loss.outputs() != Outputs::Classes);
     assert_eq!(loss.decode(&scores).unwrap(), scores);
     assert_eq!(loss.activation(&scores).unwrap(), scores);
     let error = loss.each(&scores, &there).unwrap_err().to_string();
@@ -328,7 +330,7 @@ fn functions() {
         .with_each(|p: &Tensor, t: &Tensor| Ok((p - t).f_pow_tensor_scalar(4)?.f_reshape([-1])?))
         .read_as(CrossEntropy::default());
     assert_eq!(flat(&loss.each(&scores, &there).unwrap().mean(None)), flat(&value));
-    assert!(loss.targets_are_classes());
+    assert!(loss.outputs() == Outputs::Classes);
     assert_eq!(loss.decode(&scores).unwrap(), scores.argmax(1, false));
     assert!(format!("{loss:?}").contains("quartic"));
 }

@@ -26,7 +26,7 @@ where
     let gradients: Vec<Tensor> = model
         .parameters()
         .iter()
-        .filter_map(|it| gradient(&it.tensor).unwrap().map(|it| it.view([-1])))
+        .filter_map(|parameter| gradient(&parameter.tensor).unwrap().map(|own| own.view([-1])))
         .collect();
     [output.detach(), Tensor::cat(&gradients, 0)].map(|it| it.to_device(Device::Cpu))
 }

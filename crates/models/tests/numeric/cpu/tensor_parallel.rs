@@ -104,14 +104,14 @@ fn check_plan<M>(
         let whole_gradients: Vec<(String, Option<Tensor>)> = model
             .parameters()
             .into_iter()
-            .map(|it| {
-                let own = gradient(&it.tensor).unwrap();
-                let part = divided.iter().find(|part| part.name == it.name);
+            .map(|parameter| {
+                let own = gradient(&parameter.tensor).unwrap();
+                let part = divided.iter().find(|part| part.name == parameter.name);
                 let whole = own.map(|own| match part {
-                    Some(it) => region.whole(&own, &it.part).unwrap(),
+                    Some(divided) => region.whole(&own, &divided.part).unwrap(),
                     None => own,
                 });
-                (it.name, whole)
+                (parameter.name, whole)
             })
             .collect();
         let whole_state = model.whole_state_dict().unwrap();

@@ -255,7 +255,7 @@ fn read_again(
                     .tensors()
                     .into_iter()
                     .find(|(known, _)| *known == name)
-                    .map(|it| it.1.shallow_clone())
+                    .map(|(_, tensor)| tensor.shallow_clone())
             });
             let values = found
                 .ok_or_else(|| Error::custom(format!("a quantised weight has lost its {name}")))?;

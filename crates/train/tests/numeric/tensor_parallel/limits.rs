@@ -425,7 +425,7 @@ fn files_are_those_of_one_process() {
     whole().save_weights(&first).unwrap();
     for (number, form) in FORMS.into_iter().enumerate() {
         let [one, parts, again] = ["one.safetensors", "parts", "again.safetensors"]
-            .map(|it| path(&format!("{number}-{it}")));
+            .map(|file| path(&format!("{number}-{file}")));
         on_ranks(form.0.iter().product(), |builder, _| {
             let (accelerator, mut model, _optimizer) = prepared(builder, form);
             accelerator.load_model(&mut model, &first).unwrap();
