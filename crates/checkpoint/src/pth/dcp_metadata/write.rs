@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use super::{DcpKey, DcpMetadata, DcpPlace, DcpTensor};
-use crate::dtype::Dtype;
 
 /// Encodes metadata for `torch.distributed.checkpoint`: the contents of a `.metadata` file.
 ///
@@ -215,6 +214,7 @@ mod tests {
 
     use super::super::dcp_metadata;
     use super::*;
+    use crate::dtype::Dtype;
 
     fn again(bytes: &[u8]) {
         let mut metadata = dcp_metadata(Path::new(".metadata"), bytes).unwrap();
