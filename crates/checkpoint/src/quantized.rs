@@ -204,6 +204,61 @@ impl PackedWeight {
         Ok(())
     }
 
+    /// Divides the rows into a number of weights with the same number of rows: the matrices of a stack.
+    ///
+    /// ```
+    /// use brigade_checkpoint::{PackedWeight, QuantizedFormat};
+    ///
+    /// let both = PackedWeight::quantize(&[1.0, 2.0, 3.0, 4.0], 1, QuantizedFormat::Int8, false)?;
+    /// let parts = both.matrices(2)?;
+    /// assert_eq!((parts.len(), parts[1].rows), (2, 2));
+    /// assert_eq!(PackedWeight::stacked(parts), Some(both));
+    /// # Ok::<(), brigade_checkpoint::QuantizeError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Fails with [`QuantizeError::Size`] if the number does not divide the rows, or with another error of
+    /// [`check`](Self::check).
+    pub fn matrices(&self, count: usize) -> Result<Vec<Self>, QuantizeError> {
+        self.check()?;
+        if count == 0 || !self.rows.is_multiple_of(count) {
+            return Err(QuantizeError::Size { part: "rows", expected: count, found: self.rows });
+        }
+        let part = |index: usize| {
+            let numbers = self.packed.len() / count;
+            let scales = self.scales.len() / count;
+            let zeros = self.zeros.len() / count;
+            Self {
+                rows: self.rows / count,
+                packed: self.packed[index * numbers..][..numbers].to_vec(),
+                scales: self.scales[index * scales..][..scales].to_vec(),
+                zeros: self.zeros[index * zeros..][..zeros].to_vec(),
+                order: self.order.clone(),
+                ..*self
+            }
+        };
+        Ok((0..count).map(part).collect())
+    }
+
+    /// Concatenates the rows of weights. `None` if formats, numbers of columns or their orders differ, or if there are
+    /// no weights.
+    #[must_use]
+    pub fn stacked(weights: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let mut weights = weights.into_iter();
+        let mut whole = weights.next()?;
+        for weight in weights {
+            let Self { format, columns, .. } = whole;
+            if (weight.format, weight.columns) != (format, columns) || weight.order != whole.order {
+                return None;
+            }
+            whole.rows += weight.rows;
+            whole.packed.extend(weight.packed);
+            whole.scales.extend(weight.scales);
+            whole.zeros.extend(weight.zeros);
+        }
+        Some(whole)
+    }
+
     /// Checks that the parts have the sizes required by format and shape.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 
 pub use self::quantized::check_quantization_method;
-use self::quantized::{Quantized, described};
+use self::quantized::{Descriptions, Quantized, described};
 pub use self::stamp::FileStamp;
 use crate::Region;
 use crate::dtype::TensorInfo;
@@ -128,7 +128,7 @@ impl WeightsReader {
     /// inconsistent, with [`Error::Unsupported`] for an unknown kind of quantization, or with [`Error::Io`].
     pub fn new(files: Vec<WeightsFile>) -> Result<Self, Error> {
         let mut reader = Self { files: Vec::new(), tensors: IndexMap::new(), key: String::new() };
-        let mut weights_of_metadata = IndexMap::new();
+        let mut weights_of_metadata = Descriptions::default();
         for WeightsFile { path, weights } in files {
             weights.key().clone_into(&mut reader.key);
             if let OpenWeights::Ranges(file, entries) = &weights
@@ -139,8 +139,8 @@ impl WeightsReader {
                         .get(METADATA)
             {
                 let found = described(text);
-                weights_of_metadata
-                    .extend(found.map_err(|fact| Fault::unsupported(fact).at(&path))?);
+                let found = found.map_err(|fact| Fault::unsupported(fact).at(&path))?;
+                weights_of_metadata.extend(found);
             }
             let opened = reader.add(&path, weights).map_err(|fault| fault.at(&path))?;
             reader.files.push(opened);

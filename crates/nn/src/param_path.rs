@@ -135,6 +135,18 @@ impl<'a> ParamPath<'a> {
         slot
     }
 
+    /// Registers that the layer at this path can compute with the stack of weights `[matrices, out, in]`, a parameter of
+    /// this path, when they are quantised. In the patterns of [`Weights`](crate::Weights) the stack has the parameter's
+    /// name.
+    #[must_use]
+    pub fn quantizable_stack(&self, weights: &str) -> QuantizedSlot {
+        let slot = QuantizedSlot::new(false);
+        let name = self.full_name(weights);
+        let quantizable = Quantizable { layer: name.clone(), name, slot: slot.clone() };
+        self.registry.borrow_mut().quantizable.push(quantizable);
+        slot
+    }
+
     /// Registers a trainable parameter and returns its tensor, which the layer keeps.
     pub fn parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         self.parameter_with(name, shape, move |values| init.fill(values))

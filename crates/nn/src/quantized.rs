@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use brigade_checkpoint::{QuantizedFormat, is_head_layer, matches_pattern};
-use brigade_torch::QuantizedWeight;
+use brigade_checkpoint::{PackedWeight, QuantizedFormat, is_head_layer, matches_pattern};
+use brigade_torch::{QuantizedWeight, Result};
 use parking_lot::Mutex;
-use tch::Kind;
+use tch::{Device, Kind};
 
 /// Settings of the weights of a model's linear layers for inference: the format, and the layers to which it applies.
 ///
@@ -153,7 +153,7 @@ impl QuantizedSlot {
         Self { is_transposed, ..Self::default() }
     }
 
-    /// Returns the quantised weight `[out, in]`, or `None` if it is not quantised.
+    /// Returns the quantised weight `[out, in]`, or the stack of weights, or `None` if it is not quantised.
     #[must_use]
     pub fn get(&self) -> Option<QuantizedWeight> {
         self.weight.lock().as_ref().map(QuantizedWeight::shallow_clone)
@@ -163,6 +163,16 @@ impl QuantizedSlot {
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.weight.lock().is_some()
+    }
+
+    /// Copies a quantised weight of a parameter of this size to a device.
+    pub(crate) fn weight(
+        packed: &PackedWeight,
+        size: &[i64],
+        device: Device,
+    ) -> Result<QuantizedWeight> {
+        let matrices = if let [matrices, _, _] = *size { matrices } else { 1 };
+        QuantizedWeight::from_packed_stack(packed, matrices, device)
     }
 
     pub(crate) fn set(&self, weight: QuantizedWeight) {
@@ -221,7 +231,7 @@ impl std::str::FromStr for Weights {
     type Err = brigade_checkpoint::QuantizeError;
 
     /// Reads `int8`, `int4`, `int4:GROUP` or `fp8`.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         text.parse().map(Self::quantized)
     }
 }

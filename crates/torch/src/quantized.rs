@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::linear::linear;
 use crate::memory::bytes;
 
-/// The weight `[out, in]` of a linear layer in 8 or 4 bits, for inference.
+/// The weight `[out, in]` of a linear layer in 8 or 4 bits, or a stack of such weights, for inference.
 ///
 /// Products of few rows in bfloat16 on a CPU are computed by libtorch's kernels for packed weights, which read the
 /// quantised weight once (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`). All others dequantise the weight to
@@ -40,13 +40,17 @@ use crate::memory::bytes;
 #[derive(Debug)]
 pub struct QuantizedWeight {
     format: QuantizedFormat,
+    /// Number of weights in a stack, whose rows follow each other. 1 for a single weight.
+    matrices: i64,
+    /// Number of rows of all matrices.
     rows: i64,
     columns: i64,
     /// Number of rows of a block in the layout of libtorch's kernel for 4 bits, or `None` for contiguous rows.
     block: Option<i64>,
     /// Packed weights as bytes, which are signed for int8.
     packed: Tensor,
-    /// Scales `[out]`. For int4, scales and zeros `[in / group, out, 2]`, in the kernel's layout.
+    /// Scales `[out]`. For int4, scales and zeros `[in / group, out, 2]`, in the kernel's layout; those of a stack's
+    /// matrices follow each other in the first dimension.
     scales: Tensor,
     /// The scales in bfloat16, unless `scales` are.
     short_scales: Option<Tensor>,
@@ -64,30 +68,35 @@ const KERNEL_ROWS: i64 = 32;
 const PART_VALUES: i64 = 1 << 20;
 
 impl QuantizedWeight {
-    /// Quantises a weight `[out, in]` of any floating-point type, on its device, as [`PackedWeight::quantize`]
-    /// describes. Uses 16 MB of memory besides the result.
+    /// Quantises a weight `[out, in]`, or a stack of weights `[matrices, out, in]`, of any floating-point type, on its
+    /// device, as [`PackedWeight::quantize`] describes. Uses 16 MB of memory besides the result.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for a tensor that is not a matrix, whose number of input features is not
-    /// divisible by the group size, or that has values that are infinite or NaN; an error of libtorch if memory runs
-    /// out.
+    /// [`crate::ErrorKind::InvalidArgument`] for a tensor with another number of dimensions, whose number of input
+    /// features is not divisible by the group size, or that has values that are infinite or NaN; an error of libtorch
+    /// if memory runs out.
     pub fn new(
         weight: &Tensor,
         format: QuantizedFormat,
         is_calibrated: bool,
     ) -> Result<Self, Error> {
-        let &[rows, columns] = weight.size().as_slice() else {
-            return Err(Error::invalid_argument(format!(
-                "a weight that is quantised has two dimensions, found {:?}",
-                weight.size()
-            )));
+        let (matrices, rows, columns) = match *weight.size().as_slice() {
+            [rows, columns] => (1, rows, columns),
+            [matrices, rows, columns] => (matrices, matrices * rows, columns),
+            _ => {
+                return Err(Error::invalid_argument(format!(
+                    "a weight that is quantised has two dimensions, and a stack of them three, found {:?}",
+                    weight.size()
+                )));
+            }
         };
+        let weight = weight.detach().f_reshape([rows, columns])?;
         let mut whole = empty(format, columns)?;
         // Room for all: a vector that grows would be in memory twice.
         whole.packed.reserve_exact(rows as usize * format.row_bytes(columns as usize));
         let step = (PART_VALUES / columns.max(1)).max(1);
         for first in (0..rows).step_by(step as usize) {
-            let part = weight.detach().f_narrow(0, first, step.min(rows - first))?;
+            let part = weight.f_narrow(0, first, step.min(rows - first))?;
             let part = part.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?.f_contiguous()?;
             let values = floats(&part)?;
             let packed = PackedWeight::quantize(&values, columns as usize, format, is_calibrated);
@@ -97,7 +106,7 @@ impl QuantizedWeight {
             whole.scales.extend(scales);
             whole.zeros.extend(zeros);
         }
-        Self::from_packed(&whole, weight.device())
+        Self::from_packed_stack(&whole, matrices, weight.device())
     }
 
     /// Copies a quantised weight to a device.
@@ -106,8 +115,26 @@ impl QuantizedWeight {
     /// [`crate::ErrorKind::InvalidArgument`] if the size of a part does not match format and shape, and for a device
     /// that does not support the format's numbers; an error of libtorch if memory runs out.
     pub fn from_packed(weight: &PackedWeight, device: Device) -> Result<Self, Error> {
+        Self::from_packed_stack(weight, 1, device)
+    }
+
+    /// Copies a stack of quantised weights to a device. Their rows follow each other in `weight`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`QuantizedWeight::from_packed`]; [`crate::ErrorKind::InvalidArgument`] if the number of
+    /// matrices does not divide the rows.
+    pub fn from_packed_stack(
+        weight: &PackedWeight,
+        matrices: i64,
+        device: Device,
+    ) -> Result<Self, Error> {
         weight.check()?;
         let PackedWeight { format, rows, columns, .. } = *weight;
+        if matrices < 1 || !(rows as i64).unsigned_abs().is_multiple_of(matrices.unsigned_abs()) {
+            return Err(Error::invalid_argument(format!(
+                "{rows} rows cannot be those of a stack of {matrices} weights"
+            )));
+        }
         let (rows, columns) = (rows as i64, columns as i64);
         let width = format.row_bytes(weight.columns) as i64;
         let kind = if format == QuantizedFormat::Int8 { Kind::Int8 } else { Kind::Uint8 };
@@ -117,12 +144,12 @@ impl QuantizedWeight {
             && device == Device::Cpu
             && KERNEL_GROUPS.contains(&group)
         {
-            block = int4_block().filter(|block| rows > 0 && rows % block == 0);
+            block = int4_block().filter(|block| rows > 0 && (rows / matrices) % block == 0);
             if let Some(block) = block {
                 packed = packed_by_blocks(&packed, block, columns)?;
             }
         }
-        let scales = scales_of(weight)?;
+        let scales = scales_of(weight, matrices)?;
         let (scales, short_scales) = if weight.has_short_scales() {
             (scales.f_to_kind(Kind::BFloat16)?, None)
         } else {
@@ -135,6 +162,7 @@ impl QuantizedWeight {
         });
         let made = Self {
             format,
+            matrices,
             rows,
             columns,
             block,
@@ -170,9 +198,11 @@ impl QuantizedWeight {
         let plain = plain.f_to_device(Device::Cpu)?.f_contiguous()?;
         let scales = self.scales.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
         let part = |index| match self.format {
-            // From `[in / group, out, 2]` to rows of groups.
+            // From `[matrices · in / group, out, 2]` to rows of groups.
             QuantizedFormat::Int4 { .. } => {
-                floats(&scales.f_select(2, index)?.f_transpose(0, 1)?.f_contiguous()?)
+                let [matrices, rows] = [self.matrices, self.rows / self.matrices];
+                let of_groups = scales.f_select(2, index)?.f_reshape([matrices, -1, rows])?;
+                floats(&of_groups.f_transpose(1, 2)?.f_contiguous()?)
             }
             _ => floats(&scales.f_contiguous()?),
         };
@@ -196,16 +226,17 @@ impl QuantizedWeight {
     /// # Errors
     /// Returns the errors of [`QuantizedWeight::from_packed`].
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
-        Self::from_packed(&self.to_packed()?, device)
+        Self::from_packed_stack(&self.to_packed()?, self.matrices, device)
     }
 
     /// Returns another handle of the same memory.
     #[must_use]
     pub fn shallow_clone(&self) -> Self {
-        let Self { format, rows, columns, block, .. } = *self;
+        let Self { format, matrices, rows, columns, block, .. } = *self;
         let optional = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
         Self {
             format,
+            matrices,
             rows,
             columns,
             block,
@@ -222,10 +253,47 @@ impl QuantizedWeight {
         self.format
     }
 
-    /// Returns the shape `[out, in]`.
+    /// Returns the shape `[out, in]`, of a stack `[matrices · out, in]`.
     #[must_use]
     pub fn size(&self) -> [i64; 2] {
         [self.rows, self.columns]
+    }
+
+    /// Returns the number of weights in the stack. 1 for a single weight.
+    #[must_use]
+    pub fn num_matrices(&self) -> i64 {
+        self.matrices
+    }
+
+    /// Returns one weight of a stack, which shares its memory.
+    ///
+    /// ```
+    /// use brigade_checkpoint::QuantizedFormat;
+    /// use brigade_torch::QuantizedWeight;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let experts = Tensor::randn([4, 8, 32], (Kind::Float, Device::Cpu));
+    /// let quantized = QuantizedWeight::new(&experts, QuantizedFormat::Int8, false)?;
+    /// let third = QuantizedWeight::new(&experts.get(2), QuantizedFormat::Int8, false)?;
+    /// assert_eq!(quantized.matrix(2)?.to_packed()?, third.to_packed()?);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error of libtorch for an index outside of the stack.
+    pub fn matrix(&self, index: i64) -> Result<Self, Error> {
+        let of_stack = |tensor: &Tensor| {
+            let size = tensor.size()[0] / self.matrices;
+            tensor.f_narrow(0, index * size, size)
+        };
+        Ok(Self {
+            matrices: 1,
+            rows: self.rows / self.matrices,
+            packed: of_stack(&self.packed)?,
+            scales: of_stack(&self.scales)?,
+            short_scales: self.short_scales.as_ref().map(of_stack).transpose()?,
+            ..self.shallow_clone()
+        })
     }
 
     /// Returns the device of the weight.
@@ -274,7 +342,10 @@ impl QuantizedWeight {
                 Err(format!("the kernel for int4 has no groups of {group}"))
             }
             QuantizedFormat::Int4 { .. } => match int4_block() {
-                Some(block) => Err(format!("{} rows are not a multiple of {block}", self.rows)),
+                Some(block) => {
+                    let rows = self.rows / self.matrices;
+                    Err(format!("{rows} rows are not a multiple of {block}"))
+                }
                 None => Err("this libtorch has no kernel for int4 on the CPU".to_owned()),
             },
             QuantizedFormat::Fp8 => {
@@ -356,9 +427,12 @@ impl QuantizedWeight {
             let values = match self.format {
                 QuantizedFormat::Int4 { group } => {
                     let groups = self.columns / group as i64;
-                    let parts = [0, 1]
-                        .map(|part| scales.f_select(2, part)?.f_transpose(0, 1)?.f_unsqueeze(2));
-                    let [scale, zero] = parts;
+                    let of_groups = [self.matrices, groups, self.rows / self.matrices];
+                    let [scale, zero] = [0, 1].map(|part| {
+                        let rows =
+                            scales.f_select(2, part)?.f_reshape(of_groups)?.f_transpose(1, 2)?;
+                        rows.f_reshape([self.rows, groups, 1])
+                    });
                     let grouped = values.f_view([self.rows, groups, group as i64])?;
                     let grouped = grouped.f_sub_scalar(8)?.f_mul_(&scale?)?.f_add_(&zero?)?;
                     grouped.f_view([self.rows, self.columns])?
@@ -406,14 +480,17 @@ fn empty(format: QuantizedFormat, columns: i64) -> Result<PackedWeight, Error> {
 }
 
 /// Returns the scales, for int4 with zeros, in the kernels' layout.
-fn scales_of(weight: &PackedWeight) -> Result<Tensor, Error> {
+fn scales_of(weight: &PackedWeight, matrices: i64) -> Result<Tensor, Error> {
     let scales = Tensor::f_from_slice(&weight.scales)?;
     if !weight.format.has_zeros() {
         return Ok(scales);
     }
     let groups = weight.format.scales_per_row(weight.columns) as i64;
     let both = Tensor::f_stack(&[scales, Tensor::f_from_slice(&weight.zeros)?], 1)?;
-    Ok(both.f_view([weight.rows as i64, groups, 2])?.f_transpose(0, 1)?.f_contiguous()?)
+    let rows = weight.rows as i64 / matrices;
+    let of_rows = both.f_view([matrices, rows, groups, 2])?;
+    let of_groups = of_rows.f_transpose(1, 2)?.f_contiguous()?;
+    Ok(of_groups.f_view([matrices * groups, rows, 2])?)
 }
 
 fn floats(tensor: &Tensor) -> Result<Vec<f32>, Error> {
@@ -568,6 +645,40 @@ mod tests {
                 "{format}"
             );
         }
+    }
+
+    #[test]
+    fn a_stack_has_the_numbers_of_its_matrices() {
+        // The rows of a matrix are a multiple of the kernel's block, or those of all matrices alone are.
+        for rows in [64, 16] {
+            let values = weight(4 * rows, 128).view([4, rows, 128]);
+            for format in FORMATS {
+                let stack = QuantizedWeight::new(&values, format, false).unwrap();
+                assert_eq!((stack.num_matrices(), stack.size()), (4, [4 * rows, 128]));
+                let whole = stack.dequantize(Kind::Float).unwrap().view([4, rows, 128]);
+                let again = stack.to_packed().unwrap();
+                let again = QuantizedWeight::from_packed_stack(&again, 4, Device::Cpu).unwrap();
+                for index in 0..4 {
+                    let alone = QuantizedWeight::new(&values.get(index), format, false).unwrap();
+                    let expected = alone.dequantize(Kind::Float).unwrap();
+                    assert_eq!(whole.get(index), expected, "{format} {rows}");
+                    let one = again.matrix(index).unwrap();
+                    assert_eq!(one.kernel(), alone.kernel());
+                    assert_eq!(one.to_packed().unwrap(), alone.to_packed().unwrap());
+                    for (inputs, kind) in
+                        [(3, Kind::BFloat16), (40, Kind::BFloat16), (3, Kind::Float)]
+                    {
+                        let input = weight(inputs, 128).to_kind(kind);
+                        let expected = alone.linear(&input, None).unwrap();
+                        assert_eq!(one.linear(&input, None).unwrap(), expected, "{format} {rows}");
+                    }
+                }
+            }
+        }
+        let packed = QuantizedWeight::new(&weight(6, 32), QuantizedFormat::Int8, false).unwrap();
+        let packed = packed.to_packed().unwrap();
+        let error = QuantizedWeight::from_packed_stack(&packed, 4, Device::Cpu).unwrap_err();
+        assert!(error.to_string().contains("6 rows cannot be those of a stack of 4"), "{error}");
     }
 
     #[test]

@@ -22,8 +22,8 @@ use crate::weights_files::is_weights;
 
 /// Options of a quantization: the weights that are quantized, and their format.
 ///
-/// Tensors `NAME.weight` with two dimensions are quantized. Embeddings, heads ([`is_head_layer`]), routers (`gate`) and
-/// the experts of Mixtral, which a model has in one tensor, keep their type.
+/// Tensors `NAME.weight` with two dimensions are quantized. Embeddings, heads ([`is_head_layer`]) and routers
+/// (`gate`) keep their type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// Format of the quantized weights.
@@ -118,9 +118,10 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
         let quantized = match (layer, packed) {
             // Already quantized to 8 or 4 bits.
             (_, Some(packed)) => {
-                infos.extend(parts_of(name, &packed));
-                let shape = [packed.rows as u64, packed.columns as u64];
-                description.add(name, packed.format, shape, tensor.is_transposed());
+                let parts = description
+                    .add_packed(name, &packed, tensor.is_transposed(), matrices(tensor))
+                    .map_err(|error| unsupported(tensor, &error))?;
+                infos.extend(parts.into_iter().map(|(name, part)| (name, part.info)));
                 Some((packed.format, tensor.is_transposed()))
             }
             (Some(layer), None) => {
@@ -176,7 +177,11 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
             None => packed_of(tensor, format, is_transposed, options.is_calibrated)?,
         };
         count += 1;
-        for (PackedPart { bytes, .. }, at) in packed.to_parts().iter().zip(&offsets[first..]) {
+        let name = tensor.name();
+        let parts = QuantizedDescription::default()
+            .add_packed(name, &packed, is_transposed, matrices(tensor))
+            .map_err(|error| unsupported(tensor, &error))?;
+        for ((_, PackedPart { bytes, .. }), at) in parts.iter().zip(&offsets[first..]) {
             put(bytes, *at)?;
         }
     }
@@ -196,8 +201,7 @@ fn chooses(options: &QuantizeOptions, layer: &str, info: &TensorInfo) -> bool {
     let stays = is_head_layer(layer)
         || last == "gate"
         || layer.contains("embed")
-        || ["wte", "wpe", "shared"].contains(&last)
-        || layer.contains(".experts.");
+        || ["wte", "wpe", "shared"].contains(&last);
     info.shape.len() == 2
         && !info.shape.contains(&0)
         && FLOATS.contains(&info.dtype)
@@ -224,9 +228,12 @@ fn check_patterns(
     }
 }
 
-fn parts_of(name: &str, packed: &PackedWeight) -> Vec<(String, TensorInfo)> {
-    let parts = packed.to_parts().into_iter();
-    parts.map(|part| (format!("{name}{}", part.suffix), part.info)).collect()
+/// Returns the number of matrices of a stack of weights. `None` for a single weight.
+fn matrices(tensor: TensorReader<'_>) -> Option<u64> {
+    match tensor.info().shape[..] {
+        [count, _, _] => Some(count),
+        _ => None,
+    }
 }
 
 /// Returns names, types and shapes of a weight's parts after quantization. Scales are bfloat16.

@@ -29,11 +29,14 @@ pub(crate) const PARTS: [&str; 4] = ["packed", "scales", "zeros", "order"];
 pub struct QuantizedDescription {
     pub(crate) version: u32,
     pub(crate) weights: BTreeMap<String, Described>,
+    /// Number of matrices of each stack, whose matrix `i` is the weight `NAME.i`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) stacks: BTreeMap<String, u64>,
 }
 
 impl Default for QuantizedDescription {
     fn default() -> Self {
-        Self { version: VERSION, weights: BTreeMap::new() }
+        Self { version: VERSION, weights: BTreeMap::new(), stacks: BTreeMap::new() }
     }
 }
 
@@ -52,6 +55,36 @@ impl QuantizedDescription {
     pub fn add(&mut self, name: &str, format: QuantizedFormat, shape: [u64; 2], transposed: bool) {
         let described = Described { format: format.to_string(), shape, transposed };
         self.weights.insert(name.to_owned(), described);
+    }
+
+    /// Adds a weight, and returns the names and contents of its tensors. With `matrices`, the rows are those of a stack
+    /// of this many weights, such as the experts of a layer: they are written as `NAME.0`, `NAME.1` and so on, and read
+    /// as one tensor `[matrices, out, in]`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`PackedWeight::matrices`].
+    pub fn add_packed(
+        &mut self,
+        name: &str,
+        weight: &PackedWeight,
+        transposed: bool,
+        matrices: Option<u64>,
+    ) -> Result<Vec<(String, PackedPart)>, QuantizeError> {
+        let weights = match matrices {
+            None => vec![(name.to_owned(), weight.clone())],
+            Some(count) => {
+                self.stacks.insert(name.to_owned(), count);
+                let matrices = weight.matrices(usize::try_from(count).unwrap_or(usize::MAX))?;
+                let named = matrices.into_iter().enumerate();
+                named.map(|(index, matrix)| (format!("{name}.{index}"), matrix)).collect()
+            }
+        };
+        let parts = weights.into_iter().flat_map(|(name, weight)| {
+            self.add(&name, weight.format, [weight.rows as u64, weight.columns as u64], transposed);
+            let named = move |part: PackedPart| (format!("{name}{}", part.suffix), part);
+            weight.to_parts().into_iter().map(named)
+        });
+        Ok(parts.collect())
     }
 
     /// Returns the entry of the header's metadata, as key and value.

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use indexmap::IndexMap;
 use serde::Deserialize;
 
-use super::{Held, OpenFile, TensorReader, WeightsReader};
+use super::{Held, OpenFile, Stack, TensorReader, WeightsReader};
 use crate::Region;
 use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
@@ -117,7 +117,7 @@ impl WeightsReader {
     /// Replaces the tensors of each quantized weight by one.
     pub(super) fn combine(&mut self, described: &Descriptions) -> Result<(), Error> {
         let mut found: Vec<(String, Quantized)> = Vec::new();
-        for (name, &(format, [rows, columns], is_transposed)) in described {
+        for (name, &(format, [rows, columns], is_transposed)) in &described.weights {
             let parts = self.taken(|part| format!("{name}.{part}"), &PARTS);
             let scheme = Scheme::Own(format);
             found.push((name.clone(), Quantized { scheme, rows, columns, is_transposed, parts }));
@@ -184,7 +184,14 @@ impl WeightsReader {
             self.tensors
                 .insert(name, Held { file, info, place: None, pieces: Vec::new(), quantized });
         }
-        Ok(())
+        // More matrices than tensors: one of them is missing, which `stack` reports.
+        let most = self.tensors.len() as u64 + 1;
+        let stacks = described.stacks.iter().map(|(name, &matrices)| {
+            let matrices = 0..matrices.min(most);
+            let elements = matrices.map(|index| vec![format!("{name}.{index}")]).collect();
+            Stack { name: name.clone(), elements }
+        });
+        self.stack(stacks.collect())
     }
 
     /// Removes and returns the parts of a weight that exist, under the names that `name_of` returns.
@@ -410,25 +417,43 @@ impl<'r> TensorReader<'r> {
     ///
     /// Returns weights in Brigade's layout, weights of GPTQ and AWQ in 4 bits with groups of equal size, and in 8 bits
     /// with one symmetric group. Returns `None` for others, which [`TensorReader::read`] dequantizes. The weight always
-    /// has the shape `[out, in]`, even if the parameter is `[in, out]`.
+    /// has the shape `[out, in]`, even if the parameter is `[in, out]`; the weights of a
+    /// [stack](WeightsReader::stack) follow each other, `[elements · out, in]`.
     ///
     /// # Errors
     /// Returns the errors of [`TensorReader::read`], and [`Error::Damaged`] for inconsistent numbers.
     pub fn read_packed(&self) -> Result<Option<PackedWeight>, Error> {
-        let Some(quantized) = &self.held.quantized else { return Ok(None) };
-        self.packed_rows(quantized, 0..quantized.rows)
+        if let Some(quantized) = &self.held.quantized {
+            return self.packed_rows(quantized, 0..quantized.rows);
+        }
+        if !self.is_quantized() || self.is_transposed() {
+            return Ok(None);
+        }
+        let mut parts = Vec::with_capacity(self.held.pieces.len());
+        for piece in &self.held.pieces {
+            let part = TensorReader { name: &piece.name, held: &piece.held, files: self.files };
+            match part.read_packed()? {
+                Some(packed) => parts.push(packed),
+                None => return Ok(None),
+            }
+        }
+        Ok(PackedWeight::stacked(parts))
     }
 
     /// Returns `true` if the tensor is a quantized weight whose parameter has the shape `[in, out]`.
     #[must_use]
     pub fn is_transposed(&self) -> bool {
-        self.held.quantized.as_ref().is_some_and(|it| it.is_transposed)
+        let is_transposed =
+            |held: &Held| held.quantized.as_ref().is_some_and(|it| it.is_transposed);
+        is_transposed(self.held) || self.held.pieces.iter().any(|piece| is_transposed(&piece.held))
     }
 
     /// Returns `true` if the tensor is stored quantized.
     #[must_use]
     pub fn is_quantized(&self) -> bool {
+        let pieces = &self.held.pieces;
         self.held.quantized.is_some()
+            || (!pieces.is_empty() && pieces.iter().all(|piece| piece.held.quantized.is_some()))
     }
 
     fn packed_rows(
@@ -678,8 +703,21 @@ impl<'r> TensorReader<'r> {
     }
 }
 
-/// Format, shape `[out, in]`, and `true` if the parameter is `[in, out]`, by the parameter's name.
-pub(super) type Descriptions = IndexMap<String, (QuantizedFormat, [u64; 2], bool)>;
+/// Quantized weights that the metadata of files describe.
+#[derive(Default)]
+pub(super) struct Descriptions {
+    /// Format, shape `[out, in]`, and `true` if the parameter is `[in, out]`, by the parameter's name.
+    weights: IndexMap<String, (QuantizedFormat, [u64; 2], bool)>,
+    /// Number of matrices of each stack.
+    stacks: IndexMap<String, u64>,
+}
+
+impl Descriptions {
+    pub(super) fn extend(&mut self, other: Self) {
+        self.weights.extend(other.weights);
+        self.stacks.extend(other.stacks);
+    }
+}
 
 /// Parses the quantized weights in the metadata of a file.
 pub(super) fn described(text: &str) -> Result<Descriptions, String> {
@@ -689,5 +727,6 @@ pub(super) fn described(text: &str) -> Result<Descriptions, String> {
             weight.format.parse().map_err(|error| format!("`{}`: {error}", shown(&name)))?;
         Ok((name, (format, weight.shape, weight.transposed)))
     });
-    weights.collect()
+    let weights = weights.collect::<Result<_, String>>()?;
+    Ok(Descriptions { weights, stacks: description.stacks.into_iter().collect() })
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use brigade_checkpoint::convert::{QuantizeOptions, quantize};
 use brigade_checkpoint::safetensors::{Header, layout_with};
 use brigade_checkpoint::{
     Dtype, Error, PackedPart, PackedWeight, QuantizedDescription, QuantizedFormat, Region,
@@ -88,23 +89,78 @@ fn weights_of_other_packages_are_read_exactly() {
 /// Writes a weight in Brigade's layout.
 fn write(path: &Path, name: &str, packed: &PackedWeight, is_transposed: bool) {
     let mut description = QuantizedDescription::default();
-    description.add(
-        name,
-        packed.format,
-        [packed.rows as u64, packed.columns as u64],
-        is_transposed,
-    );
-    let parts = packed.to_parts();
-    let names: Vec<String> = parts.iter().map(|part| format!("{name}{}", part.suffix)).collect();
+    let parts = description.add_packed(name, packed, is_transposed, None).unwrap();
+    write_parts(path, &description, &parts);
+}
+
+fn write_parts(path: &Path, description: &QuantizedDescription, parts: &[(String, PackedPart)]) {
     let infos: Vec<_> =
-        names.iter().zip(&parts).map(|(name, part)| (name.as_str(), part.info.clone())).collect();
+        parts.iter().map(|(name, part)| (name.as_str(), part.info.clone())).collect();
     let layout = layout_with(path, &infos, &HashMap::from([description.to_metadata()])).unwrap();
     let mut bytes = layout.header;
     for place in layout.order {
-        let PackedPart { bytes: part, .. } = &parts[place];
-        bytes.extend(part);
+        bytes.extend(&parts[place].1.bytes);
     }
     fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_stack_is_read_as_one_tensor_and_by_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let numbers: Vec<f32> = (0..3 * 16 * 64).map(|place| (place as f32 * 0.7).sin()).collect();
+    for format in [QuantizedFormat::Int8, QuantizedFormat::Int4 { group: 32 }, QuantizedFormat::Fp8]
+    {
+        let packed = PackedWeight::quantize(&numbers, 64, format, true).unwrap();
+        let mut description = QuantizedDescription::default();
+        let mut parts = description.add_packed("experts", &packed, false, Some(3)).unwrap();
+        write_parts(&path, &description, &parts);
+        let weights = WeightsReader::open(&path).unwrap();
+        assert_eq!(weights.tensors().len(), 1);
+        let tensor = weights.get("experts").unwrap();
+        assert!(tensor.is_quantized() && !tensor.is_transposed());
+        assert_eq!(tensor.info().to_string(), "[3, 16, 64] of F32");
+        assert_eq!(tensor.read_packed().unwrap().as_ref(), Some(&packed));
+        let mut expected = vec![0.0; 3 * 16 * 64];
+        packed.dequantize(0..48, &mut expected).unwrap();
+        let whole = Region::whole(&[3, 16, 64]);
+        assert_eq!(values(&weights, "experts", &whole), expected);
+        let region = whole.narrow(0, 1, 2).narrow(1, 4, 5);
+        let rows = (1..3).flat_map(|matrix| (4..9).map(move |row| matrix * 16 + row));
+        let rows: Vec<f32> =
+            rows.flat_map(|row| expected[row * 64..][..64].iter().copied()).collect();
+        assert_eq!(values(&weights, "experts", &region), rows);
+        // Converted again, the stack stays one.
+        let copied = folder.path().join("copied");
+        let options =
+            QuantizeOptions { format, is_calibrated: false, also: Vec::new(), skip: Vec::new() };
+        quantize(&path, &copied, &options).unwrap();
+        let copied = WeightsReader::open(&copied).unwrap();
+        let copied = copied.get("experts").unwrap().read_packed().unwrap();
+        assert_eq!(copied.as_ref(), Some(&packed));
+        fs::remove_dir_all(folder.path().join("copied")).unwrap();
+        // A matrix is missing, and a number of them that no file has.
+        parts.retain(|(name, _)| !name.starts_with("experts.2."));
+        write_parts(&path, &description, &parts);
+        let error = WeightsReader::open(&path).unwrap_err().to_string();
+        assert!(error.contains("`experts.2`"), "{error}");
+        let metadata = description
+            .to_metadata()
+            .1
+            .replace(r#""experts":3"#, &format!(r#""experts":{}"#, u64::MAX));
+        let infos: Vec<_> =
+            parts.iter().map(|(name, part)| (name.as_str(), part.info.clone())).collect();
+        let metadata = HashMap::from([(description.to_metadata().0, metadata)]);
+        let mut bytes = layout_with(&path, &infos, &metadata).unwrap().header;
+        parts.iter().for_each(|(_, part)| bytes.extend(&part.bytes));
+        fs::write(&path, bytes).unwrap();
+        assert!(WeightsReader::open(&path).is_err());
+    }
+    let packed = PackedWeight::quantize(&numbers, 64, QuantizedFormat::Int8, true).unwrap();
+    for count in [0, 5, u64::MAX] {
+        let refused = QuantizedDescription::default().add_packed("w", &packed, false, Some(count));
+        assert!(refused.is_err(), "{count}");
+    }
 }
 
 #[test]

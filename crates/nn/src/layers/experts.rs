@@ -26,7 +26,7 @@ mod router;
 use std::borrow::Borrow;
 
 use brigade_torch::regions::{gather_from_region, scatter_to_region};
-use brigade_torch::{Error, ProcessGroup, Result, linear};
+use brigade_torch::{Error, ProcessGroup, QuantizedWeight, Result, linear};
 use parking_lot::Mutex;
 use tch::{Kind, TchError, Tensor};
 
@@ -36,7 +36,9 @@ pub use self::router::{
     Routing, load_balancing_loss, load_balancing_loss_of, load_balancing_sums, router_z_loss,
 };
 use crate::layer_context::LayerContext;
-use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Training};
+use crate::{
+    Init, Linear, LinearOptions, Module, ParamPath, QuantizedSlot, TensorRegion, Training,
+};
 
 /// Mixture of experts (Shazeer et al., 2017): gated feed-forward networks (experts), of which a router chooses a few
 /// for each token, from `[…, hidden]` to `[…, hidden]`.
@@ -79,6 +81,8 @@ pub struct Experts {
     gate_up: Tensor,
     /// Down projections `[own experts, hidden, intermediate]`.
     down: Tensor,
+    quantized_gate_up: QuantizedSlot,
+    quantized_down: QuantizedSlot,
     shared: Option<SharedExperts>,
     exchange: Option<Exchange>,
     options: ExpertsOptions,
@@ -169,6 +173,8 @@ impl Experts {
             router,
             gate_up,
             down,
+            quantized_gate_up: own.quantizable_stack("gate_up_proj"),
+            quantized_down: own.quantizable_stack("down_proj"),
             shared,
             exchange,
             options,
@@ -316,23 +322,47 @@ impl Experts {
 
     /// Computes this rank's experts: the first `counts[0]` rows with the first one, and so on.
     fn compute(&self, rows: &Tensor, counts: &[i64]) -> Result<Tensor> {
-        let (gate_up, down) = (self.gate_up.f_unbind(0)?, self.down.f_unbind(0)?);
+        let gate_up = ExpertWeights::of(&self.gate_up, &self.quantized_gate_up)?;
+        let down = ExpertWeights::of(&self.down, &self.quantized_down)?;
         let pieces = rows.f_split_with_sizes(counts, 0)?;
-        let mut all = gate_up.iter().zip(&down).zip(&pieces).filter(|(_, rows)| rows.size()[0] > 0);
+        let mut all = pieces.iter().enumerate().filter(|(_, rows)| rows.size()[0] > 0);
         // Without rows, an expert computes an empty product, so that all ranks have the same graph: their backwards
         // exchange messages.
-        let first = all.next().or_else(|| gate_up.iter().zip(&down).zip(&pieces).next());
-        let outputs = first.into_iter().chain(all).map(|((gate_up, down), rows)| {
-            let halves = linear(rows, gate_up, None)?.f_chunk(2, -1)?;
+        let first = all.next().or_else(|| pieces.iter().enumerate().next());
+        let outputs = first.into_iter().chain(all).map(|(expert, rows)| {
+            let halves = gate_up.linear(expert, rows)?.f_chunk(2, -1)?;
             let [gate, up] = halves.as_slice() else {
                 return Err(Error::invalid_argument("experts with an inner layer of size 0"));
             };
-            linear(&(self.options.activation)(gate)?.f_mul(up)?, down, None)
+            down.linear(expert, &(self.options.activation)(gate)?.f_mul(up)?)
         });
         let outputs = outputs.collect::<Result<Vec<_>>>()?;
         match outputs.as_slice() {
             [output] => Ok(output.shallow_clone()),
             outputs => Ok(Tensor::f_cat(outputs, 0)?),
+        }
+    }
+}
+
+/// Weights of one projection of all experts, whole or quantised.
+enum ExpertWeights {
+    Whole(Vec<Tensor>),
+    Quantized(QuantizedWeight),
+}
+
+impl ExpertWeights {
+    fn of(weights: &Tensor, quantized: &QuantizedSlot) -> Result<Self> {
+        Ok(match quantized.get() {
+            Some(stack) => Self::Quantized(stack),
+            // In one piece: the gradient of the stack is written once.
+            None => Self::Whole(weights.f_unbind(0)?),
+        })
+    }
+
+    fn linear(&self, expert: usize, rows: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Whole(weights) => linear(rows, &weights[expert], None),
+            Self::Quantized(stack) => stack.matrix(expert as i64)?.linear(rows, None),
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Allocation and initialisation of a deferred model's parameters.
 
 use brigade_checkpoint::TensorReader;
-use brigade_torch::{QuantizedWeight, Result, TensorId, TensorRead, has_memory, loaded_kind};
+use brigade_torch::{Result, TensorId, TensorRead, has_memory, loaded_kind};
 use tch::{Device, Tensor};
 
 use super::Model;
 use crate::deferred::{DeferredValue, DeferredValues};
 use crate::error::ModelError;
 use crate::param_registry::Entry;
-use crate::quantized::{Quantizable, QuantizeReport, Weights};
+use crate::quantized::{Quantizable, QuantizeReport, QuantizedSlot, Weights};
 use crate::tensor_parallel::part_reads;
 
 impl<M> Model<M> {
@@ -47,7 +47,7 @@ impl<M> Model<M> {
                 && !self.is_tied(entry)
                 && let Some(packed) = from.read_packed()?
             {
-                let weight = QuantizedWeight::from_packed(&packed, self.device())?;
+                let weight = QuantizedSlot::weight(&packed, &entry.tensor.size(), self.device())?;
                 return self.set_quantized(&entry.name, slot, weight);
             }
             if let Some(Quantizable { layer, .. }) = quantizable

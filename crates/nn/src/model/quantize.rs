@@ -204,8 +204,9 @@ impl<M> Model<M> {
                      values; leave it out"
                 )));
             }
-            let inputs = usize::from(!slot.is_transposed);
-            let columns = entry.tensor.size().get(inputs).map_or(0, |size| size.unsigned_abs());
+            let size = entry.tensor.size();
+            let inputs = if slot.is_transposed { size.first() } else { size.last() };
+            let columns = inputs.map_or(0, |size| size.unsigned_abs());
             format.check(columns as usize).map_err(|error| named(name, &error.into()))?;
         }
         Ok(())

@@ -44,10 +44,13 @@ pub(crate) fn save_quantized(path: &Path, tensors: Vec<SavedWeight<'_>>) -> Resu
             saved.push((name.to_owned(), info_of(name, &tensor, path)?, Saved::Tensor(tensor)));
             continue;
         };
-        let shape = weight.size().map(i64::unsigned_abs);
-        description.add(name, weight.format(), shape, is_transposed);
-        for PackedPart { suffix, info, bytes } in weight.to_packed()?.to_parts() {
-            saved.push((format!("{name}{suffix}"), info, Saved::Bytes(bytes)));
+        let matrices = (tensor.dim() == 3).then_some(weight.num_matrices().unsigned_abs());
+        let parts =
+            description.add_packed(name, &weight.to_packed()?, is_transposed, matrices).map_err(
+                |error| Error::invalid_argument(format!("save_quantized: `{name}`: {error}")),
+            )?;
+        for (name, PackedPart { info, bytes, .. }) in parts {
+            saved.push((name, info, Saved::Bytes(bytes)));
         }
     }
     let infos: Vec<_> = saved.iter().map(|(name, info, _)| (name.as_str(), info.clone())).collect();

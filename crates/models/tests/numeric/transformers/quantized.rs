@@ -6,6 +6,7 @@ use brigade_models::{
     MixtralOptions, Transformer,
 };
 use brigade_nn::{Model, Module, Weights};
+use brigade_sharding::device_map::DeviceMap;
 use brigade_torch::Result;
 use tch::{Kind, Tensor, no_grad};
 
@@ -62,6 +63,8 @@ where
     let is_calibrated = weights.is_calibrated();
     let options = QuantizeOptions { format, is_calibrated, also, skip: Vec::new() };
     quantize(&original, &converted, &options).unwrap();
+    let on_disk = DeviceMap::by_hand([("", "disk")]);
+    let on_disk = M::from_pretrained_on(&converted, &on_disk, &Weights::default()).unwrap();
     let converted = M::from_pretrained(&converted).unwrap();
     for parameter in converted.parameters() {
         let name = parameter.name;
@@ -73,6 +76,7 @@ where
         }
     }
     assert_eq!(converted.forward(&ids()).unwrap(), found);
+    assert_eq!(on_disk.forward(&ids()).unwrap(), found);
     let error =
         M::save_pretrained(&quantized, folder.path().join("other")).unwrap_err().to_string();
     assert!(error.contains("`save_quantized` writes it"), "{error}");
@@ -98,7 +102,12 @@ fn gpt2_llama_and_mixtral_are_quantised_and_come_back_to_the_bit() -> Result<()>
         ..Default::default()
     };
     let model = Model::new(|path| MixtralForCausalLm::new(path, &options))?;
-    check(&model, &Weights::int8(), 4, 0.2);
+    // Four projections of attention, and the two stacks of experts.
+    check(&model, &Weights::int8(), 6, 0.2);
+    check(&model, &Weights::int4(32).calibrated(), 6, 0.8);
+    let mut model = model;
+    let report = model.quantize(&Weights::int8().skip("*.experts.down_proj"))?;
+    assert_eq!(report.layers.len(), 5, "{:?}", report.layers);
     Ok(())
 }
 

@@ -150,7 +150,8 @@ impl<M> Model<M> {
             && from.is_transposed() == slot.is_transposed
             && let Some(packed) = from.read_packed()?
         {
-            return Ok(Some((slot, QuantizedWeight::from_packed(&packed, device)?)));
+            let weight = QuantizedSlot::weight(&packed, &entry.tensor.size(), device)?;
+            return Ok(Some((slot, weight)));
         }
         let Some(format) = weights.format().filter(|_| weights.chooses(layer)) else {
             return Ok(None);
@@ -199,7 +200,7 @@ impl<M> Model<M> {
             }
             return Ok(vec![(own(), file.into_source())]);
         };
-        let weight = QuantizedWeight::from_packed(&packed, device)?;
+        let weight = QuantizedSlot::weight(&packed, &entry.tensor.size(), device)?;
         drop(packed);
         let tensors = read_again(&weight, file, device);
         tensors.iter().try_for_each(|(tensor, _)| give_back(tensor))?;
@@ -239,6 +240,7 @@ fn read_again(
     file: FileValues,
     device: Device,
 ) -> Vec<(Tensor, WeightSource)> {
+    let matrices = weight.num_matrices();
     let shared = Arc::new(Mutex::new((file.into_packed_source(), None::<QuantizedWeight>)));
     let names: Vec<&'static str> = weight.tensors().iter().map(|(name, _)| *name).collect();
     let (first, last) = (names.first().copied(), names.last().copied());
@@ -248,7 +250,7 @@ fn read_again(
             let mut shared = shared.lock();
             if Some(name) == first {
                 let packed: PackedWeight = (shared.0)()?;
-                shared.1 = Some(QuantizedWeight::from_packed(&packed, device)?);
+                shared.1 = Some(QuantizedWeight::from_packed_stack(&packed, matrices, device)?);
             }
             let found = shared.1.as_ref().and_then(|weight| {
                 weight
