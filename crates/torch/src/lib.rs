@@ -177,7 +177,7 @@ pub use rotary::rotary;
 pub use script::{Script, ScriptValue};
 pub use sharder::{Sharder, SharderMeter, ShardingGroups};
 pub use split::Split;
-pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
+pub use store::{DEFAULT_STORE_TIMEOUT, Store, StoreServer, TcpStore, inherited_socket};
 pub use streams::{SideStream, StreamEvent, Streams};
 pub use tensor_file::TensorFile;
 pub use tensor_id::TensorId;
