@@ -108,6 +108,7 @@ mod sharding;
 mod stateful;
 mod tensor_parallel;
 mod watch;
+mod weight_average;
 mod weights_file;
 
 pub use accelerator::{
@@ -147,3 +148,4 @@ pub use watch::profile::{
 };
 pub use watch::progress::{Progress, ProgressValues};
 pub use watch::tracking::{TrackerHandle, Trackers};
+pub use weight_average::WeightAverage;

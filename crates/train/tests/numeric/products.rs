@@ -1,5 +1,5 @@
 //! Products of the axes of a mesh train as one process does: a table of them, each with its losses, whole gradients and
-//! weights over five steps of AdamW in float64.
+//! weights over five steps of AdamW in float64, and the moving average of the weights.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use brigade_optim::AdamW;
 use brigade_sharding::pipeline::Schedule;
 use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding, Strategy};
 use brigade_torch::{ReduceOp, gradient};
-use brigade_train::{Accelerator, PipelineOptions, PreparedModel};
+use brigade_train::{Accelerator, PipelineOptions, PreparedModel, WeightAverage};
 use tch::{Device, Kind, Tensor};
 
 use crate::sharding::on_ranks;
@@ -243,6 +243,8 @@ struct Run {
     losses: Vec<f64>,
     gradients: Vec<Values>,
     weights: Values,
+    /// The exponential moving average of the weights.
+    averages: Values,
 }
 
 impl Run {
@@ -253,6 +255,7 @@ impl Run {
             return;
         }
         near(&self.weights, &expected.weights, &format!("{about}, weights"));
+        near(&self.averages, &expected.averages, &format!("{about}, averages"));
         assert_eq!(self.gradients.len(), STEPS);
         for (step, (found, expected)) in self.gradients.iter().zip(&expected.gradients).enumerate()
         {
@@ -305,7 +308,13 @@ where
     let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
     let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
     model.load_full_state_dict(first).unwrap();
-    let mut run = Run { losses: Vec::new(), gradients: Vec::new(), weights: Vec::new() };
+    let average = WeightAverage::new(&model).unwrap();
+    let mut run = Run {
+        losses: Vec::new(),
+        gradients: Vec::new(),
+        weights: Vec::new(),
+        averages: Vec::new(),
+    };
     for step in 0..STEPS {
         let batch = texts(step, &ranks);
         let loss = accelerator.forward_backward(&model, &batch, |model, micro| {
@@ -320,8 +329,12 @@ where
         run.gradients.push(whole_gradients(&model));
         optimizer.step().unwrap();
         optimizer.zero_grad().unwrap();
+        average.update(0.75).unwrap();
     }
     run.weights = whole_weights(&model);
+    average.swap().unwrap();
+    run.averages = whole_weights(&model);
+    assert!(run.averages.is_empty() || run.averages != run.weights);
     run
 }
 
