@@ -128,6 +128,11 @@ const PRODUCTS: &[Product] = &[
     Product { pipeline: 2, shard: 2, tensor: 2, expert: 4, sharding: ZERO3, ..MIXTRAL },
     Product { replicate: 2, shard: 2, tensor: 2, expert: 4, sharding: Some(Strategy::Hybrid(2)), regions: true, ..MIXTRAL },
     Product { context: 2, shard: 2, tensor: 2, expert: 4, ..MIXTRAL },
+    // Fewer experts on a rank than ranks with the same: each has rows of every expert, evenly or not.
+    Product { shard: 8, expert: 4, sharding: ZERO3, ..MIXTRAL },
+    Product { shard: 6, expert: 2, sharding: ZERO3, ..MIXTRAL },
+    Product { shard: 8, expert: 2, sharding: ZERO2, ..MIXTRAL },
+    Product { replicate: 2, shard: 4, expert: 2, sharding: Some(Strategy::Hybrid(4)), ..MIXTRAL },
 ];
 
 impl Product {
@@ -382,7 +387,7 @@ fn products_of_two_and_three_ranks_are_one_process() {
     let names: BTreeSet<String> = PRODUCTS.iter().map(|product| product.name()).collect();
     assert_eq!(names.len(), PRODUCTS.len());
     let ranks: BTreeSet<usize> = PRODUCTS.iter().map(|product| product.ranks()).collect();
-    assert_eq!(ranks, [2, 3, 4, 8].into());
+    assert_eq!(ranks, [2, 3, 4, 6, 8].into());
     check(&[2, 3]);
 }
 
@@ -392,6 +397,6 @@ fn products_of_four_ranks_are_one_process() {
 }
 
 #[test]
-fn products_of_eight_ranks_are_one_process() {
-    check(&[8]);
+fn products_of_six_and_eight_ranks_are_one_process() {
+    check(&[6, 8]);
 }
