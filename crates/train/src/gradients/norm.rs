@@ -6,9 +6,9 @@ use brigade_sharding::Axis;
 use brigade_torch::{ProcessGroup, Result, TensorId, gradient, gradients};
 use tch::{Device, Kind, Tensor};
 
+use crate::model_parallel::ModelParallelRanks;
 use crate::pipeline::PipelineRanks;
 use crate::sharding::ShardedModels;
-use crate::tensor_parallel::TensorModels;
 
 /// Returns the norm of the parameters' gradients, the same on all ranks, which take part. This rank may have only a
 /// part of a parameter: rows of a sharded one, a part of one that tensor ranks divide, or rows of such a part. Each
@@ -16,7 +16,7 @@ use crate::tensor_parallel::TensorModels;
 /// one for experts, two for shards of them.
 pub(super) fn norm(
     sharded: Option<&ShardedModels>,
-    tensor: Option<&TensorModels>,
+    tensor: Option<&ModelParallelRanks>,
     pipeline: Option<&PipelineRanks>,
     parameters: &[Tensor],
     norm_type: f64,

@@ -18,7 +18,7 @@ use crate::processes::Processes;
 use crate::sharding::{ExpertLayout, Part, PartRegions, Rows, Writers, parts_of_state};
 
 /// Ranks that divide layers, experts, or both, and the models of which they have parts.
-pub(crate) struct TensorModels {
+pub(crate) struct ModelParallelRanks {
     /// All ranks.
     mesh: Mesh,
     /// Ranks that have the other parts of layers, and read the same samples.
@@ -33,12 +33,12 @@ pub(crate) struct TensorModels {
     has_sequence_regions: bool,
     /// All ranks of the job.
     everyone: Processes,
-    models: Mutex<Vec<Weak<TensorModel>>>,
+    models: Mutex<Vec<Weak<DividedModel>>>,
 }
 
 /// A model of which each rank of a group has a part.
 #[derive(Debug)]
-pub(crate) struct TensorModel {
+pub(crate) struct DividedModel {
     /// The tensors that an optimizer steps, parts of parameters or shards of such parts.
     stepped: HashSet<TensorId>,
     /// Those of experts.
@@ -47,9 +47,8 @@ pub(crate) struct TensorModel {
     parts: HashMap<String, Part>,
 }
 
-impl TensorModels {
-    /// Makes the models of the ranks of a mesh. `None` if its ranks divide neither layers nor experts. All ranks take
-    /// part.
+impl ModelParallelRanks {
+    /// Makes the groups of a mesh. `None` if its ranks divide neither layers nor experts. All ranks take part.
     pub(crate) fn new(
         mesh: &Mesh,
         everyone: &Processes,
@@ -284,7 +283,7 @@ impl TensorModels {
         model: &Model<M>,
         stepped: &[NamedTensor],
         is_sharded: bool,
-    ) -> Result<Arc<TensorModel>> {
+    ) -> Result<Arc<DividedModel>> {
         let divided = model.divided_parameters().into_iter();
         let divided: HashMap<String, DividedParameter> =
             divided.map(|it| (it.name.clone(), it)).collect();
@@ -313,14 +312,14 @@ impl TensorModels {
             stepped.iter().filter(wanted).map(|it| TensorId::of(&it.tensor)).collect()
         };
         let (experts, stepped) = (ids(&|it| it.is_expert), ids(&|_| true));
-        let model = Arc::new(TensorModel { stepped, experts, parts });
+        let model = Arc::new(DividedModel { stepped, experts, parts });
         let mut models = self.models.lock();
         models.retain(|known| known.strong_count() > 0);
         models.push(Arc::downgrade(&model));
         Ok(model)
     }
 
-    fn models(&self) -> Vec<Arc<TensorModel>> {
+    fn models(&self) -> Vec<Arc<DividedModel>> {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -407,7 +406,7 @@ impl TensorModels {
     }
 }
 
-impl TensorModel {
+impl DividedModel {
     /// Returns this rank's parts of parameters, by all names, if nothing else spreads them.
     pub(crate) fn parts(&self) -> &HashMap<String, Part> {
         &self.parts
@@ -428,8 +427,8 @@ pub(crate) fn expert_parts<M>(model: &Model<M>) -> HashSet<String> {
     divided.filter(|it| it.is_expert).map(|it| it.name).collect()
 }
 
-impl fmt::Debug for TensorModels {
+impl fmt::Debug for ModelParallelRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TensorModels").field("mesh", &self.mesh).finish_non_exhaustive()
+        f.debug_struct("ModelParallelRanks").field("mesh", &self.mesh).finish_non_exhaustive()
     }
 }
