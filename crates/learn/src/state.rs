@@ -392,8 +392,8 @@ impl LearnerState {
         self.model.sharder().is_some()
     }
 
-    /// Returns an average of the model's current weights, which a callback updates and swaps with them. Each rank has the
-    /// part that it holds.
+    /// Returns an average of the model's current weights, which a callback updates and swaps with them. Each rank
+    /// averages the part that it holds.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::OutOfMemory`] if there is no memory for the averages.

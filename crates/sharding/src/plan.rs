@@ -220,7 +220,7 @@ impl ShardingPlan {
 }
 
 impl UnitParameter {
-    /// Returns the axis whose ranks share one copy of the parameter: [`Axis::ExpertShard`] for experts of a mixture, and
+    /// Returns the axis whose ranks share one copy of the parameter: [`Axis::ExpertShard`] for experts of a mixture,
     /// [`Axis::ShardContext`] for all others.
     #[must_use]
     pub fn axis(&self) -> Axis {

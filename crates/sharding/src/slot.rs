@@ -11,7 +11,9 @@ use std::ops::Range;
 /// ```
 /// use brigade_sharding::Slot;
 ///
-/// let slot = Slot { offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, dim: 0, is_whole: false, keeps_memory: false };
+/// let slot = Slot {
+///     offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, dim: 0, is_whole: false, keeps_memory: false,
+/// };
 /// assert_eq!(slot.chunk(), 2);
 /// let rows: Vec<_> = (0..4).map(|rank| slot.rows_of(rank)).collect();
 /// assert_eq!(rows, [0..2, 2..4, 4..5, 5..5]);

@@ -89,8 +89,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     at::Tensor whole;
     // This rank's rows, for the optimizer; all of it where each rank has it.
     at::Tensor shard;
-    // The slot in the unit's storage: with the padding behind the parameter, as rows and flat. Rows are along `dim`, which
-    // is the first one here.
+    // The slot in the unit's storage: with the padding behind the parameter, as rows and flat. Rows are along `dim`,
+    // which is the first one here.
     at::Tensor rows_of_all;
     at::Tensor flat;
     int64_t dim = 0;

@@ -98,8 +98,8 @@ impl MissingRanks {
     }
 }
 
-/// Returns the server of a store if its connection is closed. Returns `None` for a server that answers, or that does not
-/// answer within a few seconds, which does not show that it has ended.
+/// Returns the server of a store if its connection is closed. Returns `None` for a server that answers, or that does
+/// not answer within a few seconds, which does not show that it has ended.
 pub(crate) fn lost_server(store: &Store) -> Option<StoreServer> {
     let server = store.server()?.clone();
     let store = store.clone();

@@ -18,8 +18,8 @@
 //! the ranks and divided once, so that ZeRO-1, -2 and -3 have the bits of the reducer if its division is exact, which
 //! holds if the number of ranks is a power of two.
 //!
-//! Experts of a mixture, which the ranks of `ep` divide, have rows over the ranks with the same experts, and messages of
-//! their own in the same unit. Their rows may be along the second dimension: each rank has a range of the outputs of
+//! Experts of a mixture, which the ranks of `ep` divide, have rows over the ranks with the same experts, and messages
+//! of their own in the same unit. Their rows may be along the second dimension: each rank has a range of the outputs of
 //! every expert then, and the storage has this dimension first (`Parameter::by_rows`).
 
 use std::collections::HashMap;
@@ -478,8 +478,8 @@ fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) ->
         let planned = plan.mesh().size(axis);
         if has_experts && found != planned {
             return refuse(format!(
-                "a group of the same experts has {found} ranks, and {planned} on the plan's mesh {}: make the group of its \
-                 axis {axis}",
+                "a group of the same experts has {found} ranks, and {planned} on the plan's mesh {}: make the group of \
+                 its axis {axis}",
                 plan.mesh(),
             ));
         }

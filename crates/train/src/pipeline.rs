@@ -283,8 +283,8 @@ impl Pipeline {
         })
     }
 
-    /// Adds the stages of a rank that has ended to the error of a step, if the store was lost with that rank. The message
-    /// that failed may be a neighbour's, which has ended because of that rank.
+    /// Adds the stages of a rank that has ended to the error of a step, if the store was lost with that rank. The
+    /// message that failed may be a neighbour's, which has ended because of that rank.
     fn with_lost_stages(&self, error: Error) -> Error {
         let lost = match error.downcast_ref() {
             Some(TorchError::Collective(cause)) => cause.lost_store.as_ref(),

@@ -69,7 +69,7 @@ pub(crate) struct ShardedParameter {
     pub(crate) shard: Tensor,
     /// This rank's part. `None` for a parameter without dimensions, which every rank has whole.
     pub(crate) part: Option<Part>,
-    /// `true` if it belongs to this rank's experts of a mixture, which it shares with other ranks than other parameters.
+    /// `true` if it belongs to this rank's experts of a mixture, which are shared with other ranks than the rest.
     pub(crate) is_expert: bool,
 }
 
