@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 
 use brigade_nn::{ForwardHook, Model, Module, StateDict};
 use brigade_torch::{Error, NamedTensor, Result, Sharder};
-use brigade_train::{Accelerator, AutocastOptions, Precision, PreparedModel, PreparedModels};
+use brigade_train::{
+    Accelerator, AutocastOptions, Precision, PreparedModel, PreparedModels, WeightAverage,
+};
 use tch::Tensor;
 
 use crate::loaders::ModelInput;
@@ -34,6 +36,8 @@ pub(crate) trait AnyModel {
     fn parameters(&self) -> Vec<NamedTensor>;
     /// Returns the tensors of all parameters that an optimizer steps: this rank's shards, if the model is sharded.
     fn local_parameters(&self) -> Vec<NamedTensor>;
+    /// Returns an average of the current weights, of which this rank has the part that it holds.
+    fn weight_average(&self) -> Result<WeightAverage>;
     fn norm_parameters(&self) -> Vec<String>;
     fn buffers(&self) -> Vec<NamedTensor>;
     fn state_dict(&self) -> StateDict;
@@ -215,6 +219,13 @@ where
         match &self.held {
             Held::Prepared(model) => model.local_parameters(),
             _ => self.parameters(),
+        }
+    }
+
+    fn weight_average(&self) -> Result<WeightAverage> {
+        match &self.held {
+            Held::Prepared(model) => WeightAverage::new(model),
+            _ => WeightAverage::of_model(self.model()?),
         }
     }
 

@@ -11,7 +11,7 @@ use brigade_metrics::Metric;
 use brigade_nn::StateDict;
 use brigade_optim::Optimizer;
 use brigade_torch::{NamedTensor, Result};
-use brigade_train::Accelerator;
+use brigade_train::{Accelerator, WeightAverage};
 use tch::{Device, Tensor};
 
 use crate::fit_progress::FitProgress;
@@ -390,6 +390,15 @@ impl LearnerState {
     #[must_use]
     pub fn is_sharded(&self) -> bool {
         self.model.sharder().is_some()
+    }
+
+    /// Returns an average of the model's current weights, which a callback updates and swaps with them. Each rank
+    /// averages the part that it holds.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::OutOfMemory`] if there is no memory for the averages.
+    pub fn weight_average(&self) -> Result<WeightAverage> {
+        self.model.weight_average()
     }
 
     /// Returns `true` if this rank has only a part of the parameters: of a sharded model, or as one of the ranks that

@@ -190,7 +190,11 @@ impl ShardingPlan {
             };
             match reshard {
                 Reshard::No => kept += bytes,
-                Reshard::To(size) => kept += bytes / size as u64,
+                // Experts are not kept in parts.
+                Reshard::To(size) => {
+                    let shared = unit.parameters.iter().filter(|it| !it.parameter.is_expert);
+                    kept += shared.map(|it| it.slot.bytes()).sum::<u64>() / size as u64;
+                }
                 Reshard::Yes => {}
             }
             if reshard != Reshard::No {

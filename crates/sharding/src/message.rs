@@ -109,16 +109,17 @@ impl ShardingPlan {
         let mut messages = Vec::new();
         let units = self.units().len();
         if !whole {
-            messages.extend((0..units).filter_map(|unit| self.gather(Phase::Forward, unit)));
+            messages.extend((0..units).flat_map(|unit| self.gather(Phase::Forward, unit)));
         }
         // The backward pass ends at the first unit with trained parameters.
         let first_trained = self.units().iter().position(|unit| unit.trained().next().is_some());
         let reached: Vec<usize> = (first_trained.unwrap_or(units)..units).rev().collect();
         // The next gather of the backward pass starts before the reduction of a unit's gradients.
-        let gather = |unit: &usize| if whole { None } else { self.gather(Phase::Backward, *unit) };
-        messages.extend(reached.first().and_then(gather));
+        let gather =
+            |unit: &usize| if whole { Vec::new() } else { self.gather(Phase::Backward, *unit) };
+        messages.extend(reached.first().into_iter().flat_map(gather));
         for (place, unit) in reached.iter().enumerate() {
-            messages.extend(reached.get(place + 1).and_then(gather));
+            messages.extend(reached.get(place + 1).into_iter().flat_map(gather));
             messages.extend(self.reduce(*unit, is_last));
         }
         messages
@@ -130,26 +131,47 @@ impl ShardingPlan {
             return Vec::new();
         }
         let gather = |(place, unit): (usize, &Unit)| {
-            let stepped = Payload::of(unit.trained(), compute_bytes).padded;
-            self.message(Phase::Step, Operation::AllGather, place, Axis::ShardContext, stepped)
+            self.rows(
+                Phase::Step,
+                Operation::AllGather,
+                place,
+                Payload::of(unit.trained(), compute_bytes),
+            )
         };
-        self.units().iter().enumerate().filter_map(gather).collect()
+        self.units().iter().enumerate().flat_map(gather).collect()
     }
 
-    fn gather(&self, phase: Phase, place: usize) -> Option<Message> {
+    /// Returns the messages with the rows of a unit's parameters: those of experts have other ranks.
+    fn rows(
+        &self,
+        phase: Phase,
+        operation: Operation,
+        place: usize,
+        payload: Payload,
+    ) -> Vec<Message> {
+        let of = |axis, rows| self.message(phase, operation, place, axis, rows);
+        let shared = of(Axis::ShardContext, payload.padded);
+        shared.into_iter().chain(of(Axis::ExpertShard, payload.padded_experts)).collect()
+    }
+
+    fn gather(&self, phase: Phase, place: usize) -> Vec<Message> {
         let unit = &self.units()[place];
-        let whole = Payload::of(unit.parameters.iter(), compute_bytes).padded;
-        let message =
-            self.message(phase, Operation::AllGather, place, Axis::ShardContext, whole)?;
+        let whole = Payload::of(unit.parameters.iter(), compute_bytes);
+        let mut messages = self.rows(phase, Operation::AllGather, place, whole);
         match (phase, unit.reshard) {
-            (Phase::Backward, Reshard::No) => None,
+            (Phase::Backward, Reshard::No) => messages.clear(),
             // The unit that ran last stays whole, because the backward pass begins with it.
-            (Phase::Backward, _) if place + 1 == self.units().len() => None,
+            (Phase::Backward, _) if place + 1 == self.units().len() => messages.clear(),
+            // Neighbouring ranks have other experts, which are gathered as in the forward pass.
             (Phase::Backward, Reshard::To(size)) => {
-                Some(Message { peers: Peers::Part(size), ranks: size as u64, ..message })
+                let shared = Peers::Axis(Axis::ShardContext);
+                for message in messages.iter_mut().filter(|message| message.peers == shared) {
+                    (message.peers, message.ranks) = (Peers::Part(size), size as u64);
+                }
             }
-            _ => Some(message),
+            _ => {}
         }
+        messages
     }
 
     /// Returns the reductions of a unit's gradients in one backward pass.
@@ -158,22 +180,18 @@ impl ShardingPlan {
             || self.sharding().reduce == ReduceGradients::Window;
         let gradients = Payload::of(self.units()[place].trained(), |it| it.reduce_dtype.bytes());
         let shard_ranks = self.shard_ranks() as u64;
+        let expert_ranks = self.mesh().size(Axis::ExpertShard) as u64;
         let mut messages = Vec::new();
         if is_last || !once {
-            let (operation, axis) = (Operation::ReduceScatter, Axis::ShardContext);
-            messages.extend(self.message(
-                Phase::Backward,
-                operation,
-                place,
-                axis,
-                gradients.padded,
-            ));
+            messages.extend(self.rows(Phase::Backward, Operation::ReduceScatter, place, gradients));
             let (operation, axis) = (Operation::AllReduce, Axis::ExpertData);
             let experts = gradients.experts;
             messages.extend(self.message(Phase::Backward, operation, place, axis, experts));
         }
         if is_last {
-            let part = gradients.padded.map(|whole| whole / shard_ranks);
+            let [elements, bytes] = gradients.padded.map(|whole| whole / shard_ranks);
+            let of_experts = gradients.padded_experts.map(|whole| whole / expert_ranks);
+            let part = [elements + of_experts[0], bytes + of_experts[1]];
             let reduce =
                 |axis, of| self.message(Phase::Backward, Operation::AllReduce, place, axis, of);
             messages.extend(reduce(Axis::Replicate, part));
@@ -199,12 +217,15 @@ impl ShardingPlan {
 }
 
 /// Elements and bytes of a unit's parameters, by the way in which they are sent.
+#[derive(Clone, Copy)]
 struct Payload {
     /// Parameters that are sharded, with padding.
     padded: [u64; 2],
     /// Parameters without dimensions, which each rank has whole.
     scalars: [u64; 2],
-    /// Parameters of this rank's experts.
+    /// Experts that are sharded, with padding.
+    padded_experts: [u64; 2],
+    /// Experts that this rank has whole.
     experts: [u64; 2],
 }
 
@@ -213,14 +234,14 @@ impl Payload {
         parameters: impl Iterator<Item = &'a UnitParameter>,
         element_bytes: impl Fn(&UnitParameter) -> u64,
     ) -> Self {
-        let mut payload = Self { padded: [0; 2], scalars: [0; 2], experts: [0; 2] };
+        let none = [0; 2];
+        let mut payload = Self { padded: none, scalars: none, padded_experts: none, experts: none };
         for parameter in parameters {
-            let sums = if parameter.parameter.is_expert {
-                &mut payload.experts
-            } else if parameter.slot.is_whole {
-                &mut payload.scalars
-            } else {
-                &mut payload.padded
+            let sums = match (parameter.parameter.is_expert, parameter.slot.is_whole) {
+                (true, true) => &mut payload.experts,
+                (true, false) => &mut payload.padded_experts,
+                (false, true) => &mut payload.scalars,
+                (false, false) => &mut payload.padded,
             };
             let elements = parameter.slot.padded_elements();
             sums[0] += elements;

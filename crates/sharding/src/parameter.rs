@@ -135,10 +135,10 @@ impl Parameter {
         Ok(())
     }
 
-    /// Returns the number of elements of a row, or an error if it overflows.
-    pub(crate) fn row_elements(&self) -> Result<u64, ShardingError> {
-        let others = self.shape.get(1..).unwrap_or(&[]);
-        let product = others.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+    /// Returns the number of elements of a row along a dimension, or an error if it overflows.
+    pub(crate) fn row_elements(&self, dim: usize) -> Result<u64, ShardingError> {
+        let mut others = self.shape.iter().enumerate().filter(|(other, _)| *other != dim);
+        let product = others.try_fold(1u64, |product, (_, size)| product.checked_mul(*size));
         product.ok_or_else(|| ShardingError::TooLarge { name: self.name().to_owned() })
     }
 }

@@ -112,7 +112,7 @@ impl ShardingPlan {
         let mut elements = 0u64;
         let mut units = Vec::with_capacity(grouped.len());
         for unit in grouped {
-            units.push(Unit::new(unit, parameters, sharding, ranks as u64, &mut elements)?);
+            units.push(Unit::new(unit, parameters, sharding, mesh, &mut elements)?);
         }
         let kept = units.iter().position(Unit::is_root).or_else(|| units.len().checked_sub(1));
         if let Some(kept) = kept {
@@ -163,6 +163,7 @@ impl ShardingPlan {
     }
 
     /// Returns the number of ranks that share one copy of the parameters: those of the axes `dp_shard`, `cp` and `sp`.
+    /// For experts of a mixture it is the size of [`UnitParameter::axis`].
     #[must_use]
     pub fn shard_ranks(&self) -> usize {
         self.mesh.size(Axis::ShardContext)
@@ -187,34 +188,56 @@ impl ShardingPlan {
     /// # Errors
     /// [`ShardingError::NoSuchRank`] for a rank outside of the mesh.
     pub fn region(&self, parameter: &UnitParameter, rank: usize) -> Result<Region, ShardingError> {
-        let place = self.mesh.coordinate(rank, Axis::ShardContext)? as u64;
+        let place = self.mesh.coordinate(rank, parameter.axis())? as u64;
         let whole = Region::whole(&parameter.parameter.shape);
         if parameter.slot.is_whole {
             return Ok(whole);
         }
-        Ok(whole.chunk(0, self.shard_ranks() as u64, place))
+        Ok(whole.chunk(parameter.slot.dim, parameter.slot.ranks, place))
     }
 
     /// Returns the placement of a parameter between steps, along each of [`Mesh::axes`].
     #[must_use]
     pub fn placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
         let is_whole = self.sharding.strategy.keeps_parameters_whole();
-        self.placed(is_whole || parameter.slot.is_whole)
+        self.placed(is_whole || parameter.slot.is_whole, parameter.slot.dim)
     }
 
     /// Returns the placement of a parameter's optimizer state, along each of [`Mesh::axes`].
     #[must_use]
     pub fn state_placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
-        self.placed(parameter.slot.is_whole)
+        self.placed(parameter.slot.is_whole, parameter.slot.dim)
     }
 
-    fn placed(&self, is_whole: bool) -> Vec<Placement> {
+    fn placed(&self, is_whole: bool, dim: usize) -> Vec<Placement> {
         let axes = self.mesh.used();
         let placement = |(axis, _)| match axis {
-            Axis::Shard | Axis::Context | Axis::Sequence if !is_whole => Placement::Shard(0),
+            Axis::Shard | Axis::Context | Axis::Sequence if !is_whole => Placement::Shard(dim),
             _ => Placement::Replicate,
         };
         axes.map(placement).collect()
+    }
+}
+
+impl UnitParameter {
+    /// Returns the axis whose ranks share one copy of the parameter: [`Axis::ExpertShard`] for experts of a mixture,
+    /// [`Axis::ShardContext`] for all others.
+    #[must_use]
+    pub fn axis(&self) -> Axis {
+        axis_of(&self.parameter)
+    }
+}
+
+fn axis_of(parameter: &Parameter) -> Axis {
+    if parameter.is_expert { Axis::ExpertShard } else { Axis::ShardContext }
+}
+
+/// Returns the dimension along which ranks have rows of a parameter. The experts of a rank are its first dimension, and
+/// are often fewer than the ranks: then each rank has rows of every expert.
+fn dim_of_rows(parameter: &Parameter, ranks: u64) -> usize {
+    match &*parameter.shape {
+        [experts, _, ..] if parameter.is_expert && !experts.is_multiple_of(ranks) => 1,
+        _ => 0,
     }
 }
 
@@ -223,7 +246,7 @@ impl Unit {
         grouped: Grouped,
         parameters: &[Parameter],
         sharding: &Sharding,
-        ranks: u64,
+        mesh: &Mesh,
         elements: &mut u64,
     ) -> Result<Self, ShardingError> {
         let mut offset = 0u64;
@@ -231,14 +254,19 @@ impl Unit {
         for index in grouped.parameters {
             let parameter = &parameters[index];
             let compute_dtype = parameter.compute_dtype(&sharding.mixed);
+            let ranks = mesh.size(axis_of(parameter)) as u64;
+            let is_whole = parameter.shape.is_empty() || (parameter.is_expert && ranks == 1);
+            let dim = dim_of_rows(parameter, ranks);
             let slot = Slot {
                 offset,
-                rows: parameter.shape.first().copied().unwrap_or(1),
-                row_elements: parameter.row_elements()?,
+                rows: parameter.shape.get(dim).copied().unwrap_or(1),
+                row_elements: parameter.row_elements(dim)?,
                 element_bytes: compute_dtype.bytes(),
                 ranks,
-                is_whole: parameter.shape.is_empty() || parameter.is_expert,
+                dim,
+                is_whole,
                 keeps_memory: parameter.is_expert
+                    && is_whole
                     && compute_dtype == parameter.dtype
                     && sharding.offload == Offload::None,
             };

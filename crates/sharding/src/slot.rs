@@ -11,7 +11,9 @@ use std::ops::Range;
 /// ```
 /// use brigade_sharding::Slot;
 ///
-/// let slot = Slot { offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, is_whole: false, keeps_memory: false };
+/// let slot = Slot {
+///     offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, dim: 0, is_whole: false, keeps_memory: false,
+/// };
 /// assert_eq!(slot.chunk(), 2);
 /// let rows: Vec<_> = (0..4).map(|rank| slot.rows_of(rank)).collect();
 /// assert_eq!(rows, [0..2, 2..4, 4..5, 5..5]);
@@ -21,7 +23,7 @@ use std::ops::Range;
 pub struct Slot {
     /// Offset in the storage, in bytes: a multiple of [`ALIGNMENT`].
     pub offset: u64,
-    /// Size of the first dimension. 1 for a parameter without dimensions.
+    /// Size of the dimension along which ranks have rows. 1 for a parameter without dimensions.
     pub rows: u64,
     /// Number of elements of a row: the product of all other dimensions.
     pub row_elements: u64,
@@ -29,7 +31,9 @@ pub struct Slot {
     pub element_bytes: u64,
     /// Number of ranks that share one copy of the parameter.
     pub ranks: u64,
-    /// `true` if each rank holds the whole parameter: one without dimensions, or this rank's experts of a mixture.
+    /// Dimension along which ranks have rows: 0, or 1 for experts whose number the ranks do not divide.
+    pub dim: usize,
+    /// `true` if each rank holds the whole parameter: one without dimensions, or experts that no other rank shares.
     pub is_whole: bool,
     /// `true` if the parameter has memory of its own, outside of the storage.
     pub keeps_memory: bool,

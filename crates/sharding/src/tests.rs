@@ -343,20 +343,34 @@ mod traffic {
     }
 
     #[test]
-    fn experts_are_whole_and_reduced_over_those_with_the_same() {
+    fn experts_are_sharded_over_the_ranks_with_the_same() {
         let experts = Parameter::new("experts.down", &[4, 8], Dtype::F32).of_experts();
         let parameters = [Parameter::new("gate", &[16, 8], Dtype::F32), experts];
         let mesh = |expert| Mesh::builder().shard(8).expert(expert).build(8).unwrap();
         let zero3 = Sharding::zero3();
         let plan = |expert| ShardingPlan::new(&parameters, &zero3, &mesh(expert)).unwrap();
-        let reduced = |expert| -> Vec<Message> {
-            plan(expert).messages(1).filter(|it| it.operation == Operation::AllReduce).collect()
+        let sent = |expert| -> Vec<(Operation, Peers, u64, u64)> {
+            let plan = plan(expert);
+            let messages = plan.messages(1);
+            messages.map(|it| (it.operation, it.peers, it.ranks, it.elements)).collect()
         };
-        let [message] = &reduced(2)[..] else { panic!("one message") };
-        assert_eq!(message.peers, Peers::Axis(Axis::ExpertData));
-        assert_eq!((message.ranks, message.elements), (4, 32));
-        assert_eq!(reduced(8), []);
+        let (shared, same) = (Peers::Axis(Axis::ShardContext), Peers::Axis(Axis::ExpertShard));
+        assert_eq!(
+            sent(2),
+            [
+                (Operation::AllGather, shared, 8, 128),
+                (Operation::AllGather, same, 4, 32),
+                (Operation::ReduceScatter, shared, 8, 128),
+                (Operation::ReduceScatter, same, 4, 32),
+            ]
+        );
+        // Experts that no other rank has are in no message.
+        assert!(sent(8).iter().all(|(_, peers, ..)| *peers == shared), "{:?}", sent(8));
         assert_eq!((plan(2).divisor(), plan(2).expert_divisor()), (8, 4));
+        let memory = plan(2).memory(Workload { states: 2, ..Workload::default() });
+        assert_eq!(memory.parameters, 4 * (16 + 8));
+        assert_eq!(memory.optimizer, 2 * 4 * (16 + 8));
+        assert_eq!(plan(2).units()[0].storage_bytes(), 4 * (16 * 8 + 32));
         // The experts have memory of their own, and no place in the storage.
         assert_eq!(plan(8).units()[0].storage_bytes(), 4 * 16 * 8);
         let memory = plan(8).memory(Workload { states: 2, ..Workload::default() });
@@ -365,6 +379,30 @@ mod traffic {
         let offload = Sharding::zero3().offload(Offload::Cpu { pin: false });
         let plan = ShardingPlan::new(&parameters, &offload, &mesh(8)).unwrap();
         assert_eq!(plan.units()[0].storage_bytes(), 4 * (16 * 8 + 32));
+    }
+
+    #[test]
+    fn ranks_that_do_not_divide_the_experts_have_rows_of_each() {
+        let experts = |count| Parameter::new("up", &[count, 10, 3], Dtype::F32).of_experts();
+        let mesh = Mesh::builder().replicate(2).shard(8).expert(2).build(16).unwrap();
+        let plan =
+            |count| ShardingPlan::new(&[experts(count)], &Sharding::hybrid(8), &mesh).unwrap();
+        for (count, dim, chunk) in [(8, 0, 2), (4, 0, 1), (2, 1, 3), (6, 1, 3)] {
+            let plan = plan(count);
+            let slot = plan.units()[0].parameters[0].slot;
+            assert_eq!((slot.dim, slot.chunk(), slot.ranks), (dim, chunk, 4), "{count}");
+            // Ranks 0 and 1 have different experts, ranks 0 and 2 other rows of the same.
+            let region = |rank| plan.region(&plan.units()[0].parameters[0], rank).unwrap();
+            assert_eq!(region(0), region(1));
+            assert_eq!(region(0), region(8), "a replica");
+            let covered: u64 = [0, 2, 4, 6].map(|rank| region(rank).elements()).iter().sum();
+            assert_eq!(covered, count * 10 * 3);
+            assert_eq!(region(2).offset[dim], chunk);
+        }
+        let plan = plan(4);
+        let replicas = plan.messages(1).last().unwrap();
+        assert_eq!(replicas.peers, Peers::Axis(Axis::Replicate));
+        assert_eq!((replicas.operation, replicas.elements), (Operation::AllReduce, 30));
     }
 
     #[test]

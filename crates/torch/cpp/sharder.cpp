@@ -299,7 +299,7 @@ at::Tensor ShardingEngine::own_rows(const Parameter& parameter) const {
   if (parameter.replicated()) {
     return parameter.whole.variable_data();
   }
-  return parameter.rows_of_all.narrow(0, parameter.first, parameter.own);
+  return parameter.by_rows(parameter.rows_of_all.narrow(0, parameter.first, parameter.own));
 }
 
 ShardingEngine::Parameter ShardingEngine::cut(
@@ -312,6 +312,7 @@ ShardingEngine::Parameter ShardingEngine::cut(
   const auto kind = static_cast<at::ScalarType>(slot.kind);
   parameter.sum_kind = static_cast<at::ScalarType>(slot.reduce_kind);
   parameter.is_expert = slot.is_expert;
+  parameter.dim = slot.dim;
   const auto values = tensor.detach();
   // Parameters of a deferred model get their values as shards.
   const bool known = has_memory(tensor);
@@ -327,8 +328,14 @@ ShardingEngine::Parameter ShardingEngine::cut(
     parameter.shard.set_requires_grad(trained);
     return parameter;
   }
-  const auto strides = strides_by_rows(tensor);
-  const auto whole = tensor_of(unit.storage, kind, slot.offset, tensor.sizes(), strides);
+  const auto by_rows = parameter.by_rows(values);
+  const auto strides = strides_by_rows(by_rows);
+  // Not a view of the rows: the storage has no memory yet.
+  auto strides_of_whole = strides;
+  if (parameter.dim > 0) {
+    std::swap(strides_of_whole[0], strides_of_whole[parameter.dim]);
+  }
+  const auto whole = tensor_of(unit.storage, kind, slot.offset, tensor.sizes(), strides_of_whole);
   if (parameter.replicated()) {
     parameter.rows_of_all = whole;
     parameter.flat = tensor_of(unit.storage, kind, slot.offset, {tensor.numel()}, {1});
@@ -341,26 +348,28 @@ ShardingEngine::Parameter ShardingEngine::cut(
       parameter.shard.zero_();
     }
   } else {
-    auto sizes = tensor.sizes().vec();
-    parameter.first = std::min(rank_ * slot.rows, sizes[0]);
+    auto sizes = by_rows.sizes().vec();
+    parameter.first = std::min(rank_of(slot.is_expert) * slot.rows, sizes[0]);
     parameter.own = std::min(slot.rows, sizes[0] - parameter.first);
     const auto width = sizes[0] == 0 ? 0 : tensor.numel() / sizes[0];
-    sizes[0] = ranks_ * slot.rows;
+    sizes[0] = ranks_of(slot.is_expert) * slot.rows;
     parameter.rows_of_all = tensor_of(unit.storage, kind, slot.offset, sizes, strides);
     parameter.flat = tensor_of(unit.storage, kind, slot.offset, {sizes[0] * width}, {1});
-    auto rows = values.narrow(0, parameter.first, parameter.own);
+    const auto rows = by_rows.narrow(0, parameter.first, parameter.own);
+    at::Tensor shard;
     if (whole_at_rest_ && !to_device_ && kind == tensor.scalar_type()) {
       // The same memory: the optimizer's step writes into the whole parameter.
       const auto offset = slot.offset + parameter.first * strides[0];
-      parameter.shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
+      shard = tensor_of(unit.storage, kind, offset, rows.sizes(), strides);
     } else {
-      parameter.shard = unit.shard_storage
+      shard = unit.shard_storage
           ? tensor_of(*unit.shard_storage, kind, slot.offset, rows.sizes(), strides)
           : new_shard(rows, strides);
       if (known) {
-        parameter.shard.copy_(rows);
+        shard.copy_(rows);
       }
     }
+    parameter.shard = parameter.dim == 0 ? shard : parameter.by_rows(shard).variable_data();
   }
   if (whole_at_rest_ && known) {
     whole.copy_(values);
@@ -374,7 +383,7 @@ ShardingEngine::Parameter ShardingEngine::cut(
 
 bool ShardingEngine::holds_all_rows(
     const Unit& unit, const std::vector<at::Tensor>& parameters, rust::Slice<const ShardedSlot> slots) const {
-  if (ranks_ != 1 || to_device_ || unit.keeps_part) {
+  if (ranks_ != 1 || expert_ranks_ != 1 || to_device_ || unit.keeps_part) {
     return false;
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -445,6 +454,7 @@ std::unique_ptr<Sharder> new_sharder(
     rust::Slice<const GroupRef> replicas,
     rust::Slice<const GroupRef> parts,
     rust::Slice<const GroupRef> experts,
+    rust::Slice<const GroupRef> expert_shards,
     const SharderOptions& options) {
   check_not_fork("a sharder");
   auto out = std::make_unique<Sharder>();
@@ -454,6 +464,8 @@ std::unique_ptr<Sharder> new_sharder(
       replicas.empty() ? nullptr : &replicas[0].group,
       parts.empty() ? nullptr : &parts[0].group,
       experts.empty() ? nullptr : &experts[0].group,
+      expert_shards.empty() ? nullptr : &expert_shards[0].group,
+      expert_shards.empty() ? nullptr : &expert_shards[1].group,
       options);
   return out;
 }

@@ -27,6 +27,7 @@ std::unique_ptr<Sharder> new_sharder(
     rust::Slice<const GroupRef> replicas,
     rust::Slice<const GroupRef> parts,
     rust::Slice<const GroupRef> experts,
+    rust::Slice<const GroupRef> expert_shards,
     const SharderOptions& options);
 // Cuts the parameters of a unit and gives back this rank's shards, in the same order. The first unit is the root, which
 // holds all others.

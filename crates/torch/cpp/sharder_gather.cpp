@@ -52,7 +52,8 @@ void ShardingEngine::keep_part(Unit& unit) {
   at::NoGradGuard no_grad;
   drop_part(unit);
   for (auto& parameter : unit.parameters) {
-    if (!parameter.replicated()) {
+    // Experts are gathered again: the neighbouring ranks have other ones.
+    if (!parameter.replicated() && !parameter.is_expert) {
       parameter.part = part_of(parameter).clone();
       unit.part_bytes += static_cast<int64_t>(parameter.part.nbytes());
     }
@@ -87,22 +88,35 @@ void ShardingEngine::count_gathered(int64_t bytes) {
   most_gathered_ = std::max(most_gathered_, gathered_);
 }
 
+void ShardingEngine::place_rows(const Parameter& parameter, Rows& rows) const {
+  auto own = own_rows(parameter);
+  if (!parameter.shard.is_alias_of(own)) {
+    own.copy_(parameter.shard.detach(), /*non_blocking=*/pins_);
+  }
+  if (!parameter.replicated() && parameter.flat.numel() > 0) {
+    const auto count = parameter.flat.numel() / ranks_of(parameter.is_expert);
+    rows.outputs.push_back(parameter.flat);
+    rows.inputs.push_back(parameter.flat.narrow(0, rank_of(parameter.is_expert) * count, count));
+  }
+}
+
 void ShardingEngine::gather_parts(Unit& unit) {
-  std::vector<at::Tensor> outputs;
-  std::vector<at::Tensor> inputs;
+  Rows parts;
+  Rows experts;
   for (auto& parameter : unit.parameters) {
-    if (parameter.replicated()) {
-      own_rows(parameter).copy_(parameter.shard.detach(), /*non_blocking=*/pins_);
-      continue;
-    }
-    if (parameter.flat.numel() > 0) {
-      outputs.push_back(parameter.flat);
-      inputs.push_back(part_of(parameter));
-      inputs.back().copy_(parameter.part);
+    if (parameter.replicated() || parameter.is_expert) {
+      place_rows(parameter, experts);
+    } else if (parameter.flat.numel() > 0) {
+      parts.outputs.push_back(parameter.flat);
+      parts.inputs.push_back(part_of(parameter));
+      parts.inputs.back().copy_(parameter.part);
     }
   }
   drop_part(unit);
-  start(unit, *parts_, outputs, inputs);
+  unit.gather = start(unit, *parts_, parts);
+  if (expert_gather_ != nullptr) {
+    unit.expert_gather = start(unit, *expert_gather_, experts);
+  }
 }
 
 void ShardingEngine::copy_and_gather(Unit& unit) {
@@ -110,37 +124,28 @@ void ShardingEngine::copy_and_gather(Unit& unit) {
     gather_parts(unit);
     return;
   }
-  std::vector<at::Tensor> outputs;
-  std::vector<at::Tensor> inputs;
+  Rows others;
+  Rows experts;
   for (auto& parameter : unit.parameters) {
-    auto rows = own_rows(parameter);
-    if (!parameter.shard.is_alias_of(rows)) {
-      rows.copy_(parameter.shard.detach(), /*non_blocking=*/pins_);
-    }
-    if (!parameter.replicated() && parameter.flat.numel() > 0) {
-      const auto count = parameter.flat.numel() / ranks_;
-      outputs.push_back(parameter.flat);
-      inputs.push_back(parameter.flat.narrow(0, rank_ * count, count));
-    }
+    place_rows(parameter, parameter.is_expert ? experts : others);
   }
   if (ranks_ > 1) {
-    start(unit, gather_, outputs, inputs);
+    unit.gather = start(unit, gather_, others);
+  }
+  if (expert_gather_ != nullptr) {
+    unit.expert_gather = start(unit, *expert_gather_, experts);
   }
 }
 
-void ShardingEngine::start(
-    Unit& unit,
-    const Group& group,
-    const std::vector<at::Tensor>& outputs,
-    const std::vector<at::Tensor>& inputs) {
-  if (outputs.empty()) {
-    return;
+std::unique_ptr<Work> ShardingEngine::start(const Unit& unit, const Group& group, const Rows& rows) {
+  if (rows.outputs.empty()) {
+    return nullptr;
   }
-  named("gather", unit.name, [&] {
-    const auto out = references(outputs);
-    const auto in = references(inputs);
-    unit.gather =
-        all_gather_flat_coalesced(group, {out.data(), out.size()}, {in.data(), in.size()}, kGroupsLimit);
+  return named("gather", unit.name, [&] {
+    const auto out = references(rows.outputs);
+    const auto in = references(rows.inputs);
+    return all_gather_flat_coalesced(
+        group, {out.data(), out.size()}, {in.data(), in.size()}, kGroupsLimit);
   });
 }
 
@@ -153,14 +158,17 @@ void ShardingEngine::finish_gather(Unit& unit) {
   if (unit.state != State::Gathering) {
     return;
   }
-  auto work = std::move(unit.gather);
+  const std::array<std::unique_ptr<Work>, 2> works = {
+      std::move(unit.gather), std::move(unit.expert_gather)};
   unit.state = State::Whole;
   if (unit.copied) {
     to_device_->follow(*unit.copied);
     unit.copied.reset();
   }
-  if (work) {
-    named("gather", unit.name, [&] { work_wait(*work, kNoLimit); });
+  for (const auto& work : works) {
+    if (work) {
+      named("gather", unit.name, [&] { work_wait(*work, kNoLimit); });
+    }
   }
 }
 

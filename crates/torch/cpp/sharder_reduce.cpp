@@ -177,6 +177,8 @@ void ShardingEngine::reduce(Unit& unit) {
   InFlight flight;
   std::vector<at::Tensor> shared;
   std::vector<at::Tensor> experts;
+  Rows rows_of_shared;
+  Rows rows_of_experts;
   for (auto& parameter : unit.parameters) {
     if (!parameter.trained) {
       continue;
@@ -187,10 +189,13 @@ void ShardingEngine::reduce(Unit& unit) {
     } else {
       flight.inputs.push_back(input_of(parameter, flight));
       const auto& input = flight.inputs.back();
+      const auto ranks = ranks_of(parameter.is_expert);
       // One rank's rows are all rows.
-      flight.outputs.push_back(
-          ranks_ == 1 ? input : at::empty({input.numel() / ranks_}, input.options()));
-      if (ranks_ > 1) {
+      flight.outputs.push_back(ranks == 1 ? input : at::empty({input.numel() / ranks}, input.options()));
+      if (ranks > 1) {
+        auto& scattered = parameter.is_expert ? rows_of_experts : rows_of_shared;
+        scattered.inputs.push_back(input);
+        scattered.outputs.push_back(flight.outputs.back());
         const auto rows = static_cast<int64_t>(flight.outputs.back().nbytes());
         flight.bytes += rows;
         count_reduced(rows);
@@ -199,15 +204,21 @@ void ShardingEngine::reduce(Unit& unit) {
   }
   ++reductions_;
   named("reduction of the gradients", unit.name, [&] {
-    if (!flight.inputs.empty() && ranks_ > 1) {
-      const auto outputs = references(flight.outputs);
-      const auto inputs = references(flight.inputs);
-      flight.scatter = reduce_scatter_flat_coalesced(
-          reduce_,
+    const auto scatter = [&](const Group& group, const Rows& rows) {
+      const auto outputs = references(rows.outputs);
+      const auto inputs = references(rows.inputs);
+      return reduce_scatter_flat_coalesced(
+          group,
           {outputs.data(), outputs.size()},
           {inputs.data(), inputs.size()},
           Reduction::Sum,
           kGroupsLimit);
+    };
+    if (!rows_of_shared.inputs.empty()) {
+      flight.scatter = scatter(reduce_, rows_of_shared);
+    }
+    if (!rows_of_experts.inputs.empty()) {
+      flight.expert_scatter = scatter(*expert_reduce_, rows_of_experts);
     }
     if (!shared.empty() && ranks_ > 1) {
       const auto tensors = references(shared);
@@ -232,6 +243,9 @@ at::Tensor ShardingEngine::input_of(Parameter& parameter, InFlight& flight) {
   } else {
     sum = gradient;
   }
+  if (sum.defined()) {
+    sum = parameter.by_rows(sum);
+  }
   const auto count = parameter.replicated() ? parameter.whole.numel() : parameter.flat.numel();
   at::Tensor flat;
   const bool as_it_lies = sum.defined() && sum.scalar_type() == kind && sum.numel() == count &&
@@ -250,7 +264,7 @@ at::Tensor ShardingEngine::input_of(Parameter& parameter, InFlight& flight) {
       if (parameter.replicated()) {
         rows.copy_(sum);
       } else {
-        const auto size = parameter.whole.size(0);
+        const auto size = parameter.whole.size(parameter.dim);
         rows.narrow(0, 0, size).copy_(sum);
         // What stands in the padding is added up, and read by no rank.
         rows.narrow(0, size, rows.size(0) - size).zero_();
@@ -290,8 +304,8 @@ void ShardingEngine::finish_reduction(Unit& unit) {
     }
     auto output = parameter.replicated() ? flight.whole[whole++] : flight.outputs[scattered++];
     auto rows = output.as_strided(parameter.shard.sizes(), parameter.shard.strides());
-    // The ranks that have the same experts are of all replicas.
-    if (replicas_ != nullptr && !parameter.is_expert) {
+    // The ranks that have the same experts whole are of all replicas.
+    if (replicas_ != nullptr && !(parameter.is_expert && parameter.replicated())) {
       if (parameter.partial.defined()) {
         parameter.partial.add_(rows);
       } else {

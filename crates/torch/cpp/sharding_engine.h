@@ -23,14 +23,20 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       const Group* replicas,
       const Group* parts,
       const Group* experts,
+      const Group* expert_gather,
+      const Group* expert_reduce,
       const SharderOptions& options)
       : gather_(gather),
         reduce_(reduce),
         replicas_(replicas),
         parts_(parts),
         experts_(experts),
+        expert_gather_(expert_gather),
+        expert_reduce_(expert_reduce),
         rank_(gather.live()->getRank()),
         ranks_(gather.live()->getSize()),
+        expert_rank_(expert_gather == nullptr ? 0 : expert_gather->live()->getRank()),
+        expert_ranks_(expert_gather == nullptr ? 1 : expert_gather->live()->getSize()),
         whole_at_rest_(options.whole_at_rest),
         offloads_(options.offload),
         pins_(options.pin),
@@ -83,9 +89,11 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     at::Tensor whole;
     // This rank's rows, for the optimizer; all of it where each rank has it.
     at::Tensor shard;
-    // The slot in the unit's storage: with the padding behind the parameter, as rows and flat.
+    // The slot in the unit's storage: with the padding behind the parameter, as rows and flat. Rows are along `dim`,
+    // which is the first one here.
     at::Tensor rows_of_all;
     at::Tensor flat;
+    int64_t dim = 0;
     // Rows of each rank, the last ones' padding included; 0 where each rank has the whole.
     int64_t rows = 0;
     // The first of this rank's own rows, and how many it has.
@@ -94,7 +102,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     // The type in which gradients are added up.
     at::ScalarType sum_kind = at::kFloat;
     bool trained = false;
-    // Some of a mixture's experts, which this rank has whole, and ranks of `experts_` alone have as well.
+    // Some of a mixture's experts, which ranks of `experts_` alone have as well: each of them whole, or rows of them.
     bool is_expert = false;
     // This rank's part of the whole parameter, from a forward to its backward, where neighbouring ranks keep one together.
     at::Tensor part;
@@ -111,6 +119,11 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     bool replicated() const {
       return rows == 0;
     }
+
+    // A tensor of the layers with the dimension of the rows first, or the other way round.
+    at::Tensor by_rows(const at::Tensor& tensor) const {
+      return dim == 0 ? tensor : tensor.transpose(0, dim);
+    }
   };
 
   enum class State { Sharded, Gathering, Whole };
@@ -118,6 +131,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   // A reduction in flight.
   struct InFlight {
     std::unique_ptr<Work> scatter;
+    std::unique_ptr<Work> expert_scatter;
     std::unique_ptr<Work> all;
     std::unique_ptr<Work> experts;
     std::vector<at::Tensor> inputs;
@@ -127,8 +141,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     // Of inputs and outputs, without what the batches before have left.
     int64_t bytes = 0;
 
-    std::array<Work*, 3> works() const {
-      return {scatter.get(), all.get(), experts.get()};
+    std::array<Work*, 4> works() const {
+      return {scatter.get(), expert_scatter.get(), all.get(), experts.get()};
     }
   };
 
@@ -155,6 +169,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     // Forwards of it that have begun and not ended.
     int running = 0;
     std::unique_ptr<Work> gather;
+    std::unique_ptr<Work> expert_gather;
     // Behind the copies of offloaded rows to the device.
     std::optional<c10::Event> copied;
     size_t trained = 0;
@@ -222,6 +237,15 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   bool is_apart(size_t index) const;
 
   at::Tensor own_rows(const Parameter& parameter) const;
+
+  // The number of ranks that share one copy of a parameter, and this rank's place among them.
+  int64_t ranks_of(bool is_expert) const {
+    return is_expert ? expert_ranks_ : ranks_;
+  }
+
+  int64_t rank_of(bool is_expert) const {
+    return is_expert ? expert_rank_ : rank_;
+  }
 
   Parameter cut(
       const Unit& unit, const at::Tensor& tensor, std::string name, const ShardedSlot& slot);
@@ -309,11 +333,16 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   void copy_and_gather(Unit& unit);
 
-  void start(
-      Unit& unit,
-      const Group& group,
-      const std::vector<at::Tensor>& outputs,
-      const std::vector<at::Tensor>& inputs);
+  // What is gathered, and this rank's part of it.
+  struct Rows {
+    std::vector<at::Tensor> outputs;
+    std::vector<at::Tensor> inputs;
+  };
+
+  // Copies this rank's rows to their place in the storage, and adds them to those that a group gathers.
+  void place_rows(const Parameter& parameter, Rows& rows) const;
+
+  std::unique_ptr<Work> start(const Unit& unit, const Group& group, const Rows& rows);
 
   void make_whole(Unit& unit);
 
@@ -330,8 +359,13 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   const Group* parts_;
   // The ranks that have the same experts, where there are several.
   const Group* experts_;
+  // The ranks that share one copy of the same experts, where there are several.
+  const Group* expert_gather_;
+  const Group* expert_reduce_;
   const int64_t rank_;
   const int64_t ranks_;
+  const int64_t expert_rank_;
+  const int64_t expert_ranks_;
   const bool whole_at_rest_;
   // Whether shards, their gradients and the optimizer's states lie in the host's memory, and whether that is pinned.
   const bool offloads_;

@@ -535,8 +535,10 @@ pub(crate) mod ffi {
     struct ShardedSlot {
         /// Offset in elements.
         offset: i64,
-        /// Number of rows of each rank, along the first dimension. 0 if each rank has all of it.
+        /// Number of rows of each rank. 0 if each rank has all of it.
         rows: i64,
+        /// Dimension of the rows: 0, or 1 of experts.
+        dim: i64,
         /// Type of the whole parameter.
         kind: i8,
         /// Type in which its gradients are added up.
@@ -974,6 +976,7 @@ pub(crate) mod ffi {
             replicas: &[GroupRef<'_>],
             parts: &[GroupRef<'_>],
             experts: &[GroupRef<'_>],
+            expert_shards: &[GroupRef<'_>],
             options: &SharderOptions,
         ) -> Result<UniquePtr<Sharder>>;
         fn sharder_add_unit(

@@ -183,6 +183,7 @@ impl ProcessGroup {
             fault: Fault::Invalid,
             detail,
             missing: Vec::new(),
+            lost_store: None,
         }
         .into()
     }

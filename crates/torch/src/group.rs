@@ -18,7 +18,7 @@ use crate::backend::{Backend, GlooDevice, RankInfo};
 use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
 use crate::device::{DeviceKind, Tpu, cuda_devices};
 use crate::error::{CollectiveError, Error, Fault, Thrown, TorchError};
-use crate::missing_ranks::MissingRanks;
+use crate::missing_ranks::{MissingRanks, lost_server};
 use crate::store::{Store, milliseconds};
 use crate::work_handle::WorkHandle;
 use watched::Watched;
@@ -219,6 +219,7 @@ impl ProcessGroup {
                 fault,
                 detail,
                 missing,
+                lost_store: None,
             }
         })?;
         Ok(Self {
@@ -544,14 +545,15 @@ impl ProcessGroup {
     ) -> CollectiveError {
         let inner = &self.inner;
         let Started { operation, sequence, begun } = started;
+        let store = &inner.store;
         let notes = sequence.map(|sequence| MissingRanks {
-            store: inner.store.clone(),
+            store: store.clone(),
             rank: inner.rank,
             size: inner.size,
             sequence,
             waited: begun.map(|begun| begun.elapsed()),
         });
-        let mut missing = Vec::new();
+        let (mut missing, mut lost_store) = (Vec::new(), None);
         if self.is_aborted() {
             fault = Fault::Aborted;
             if let Some(notes) = notes {
@@ -560,8 +562,9 @@ impl ProcessGroup {
         } else if !matches!(fault, Fault::Invalid | Fault::Unsupported) {
             // The first failure ends the group; failures that follow from it do not show missing ranks.
             let first = !inner.failed.swap(true, Ordering::Relaxed);
-            if let (true, Some(notes)) = (first, notes) {
-                missing = notes.ask();
+            if first {
+                missing = notes.map(MissingRanks::ask).unwrap_or_default();
+                lost_store = lost_server(store);
             }
         }
         CollectiveError {
@@ -572,6 +575,7 @@ impl ProcessGroup {
             fault,
             detail,
             missing,
+            lost_store,
         }
     }
 }

@@ -175,9 +175,9 @@ pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowe
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use rotary::rotary;
 pub use script::{Script, ScriptValue};
-pub use sharder::{Sharder, SharderMeter, ShardingGroups};
+pub use sharder::{ExpertGroups, ExpertShardGroups, Sharder, SharderMeter, ShardingGroups};
 pub use split::Split;
-pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
+pub use store::{DEFAULT_STORE_TIMEOUT, Store, StoreServer, TcpStore, inherited_socket};
 pub use streams::{SideStream, StreamEvent, Streams};
 pub use tensor_file::TensorFile;
 pub use tensor_id::TensorId;

@@ -1,14 +1,15 @@
 //! Detection of the ranks that had not arrived at a failed collective.
 //!
 //! A rank whose collective fails writes a record to the store: the collective's number and the time that it had waited.
-//! A missing rank writes no record, or a later one.
+//! A missing rank writes no record, or a later one. A store whose server was a rank ends with it: the lost connection
+//! shows which rank that was.
 
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
-use crate::store::Store;
+use crate::error::{Error, Fault};
+use crate::store::{Store, StoreServer};
 
 /// Failure of one rank, and the store in which the others look for it.
 #[derive(Debug, Clone)]
@@ -41,15 +42,7 @@ impl MissingRanks {
     /// Writes the note and waits for the others'. Returns the ranks that had not arrived, or none if the store cannot
     /// be read.
     pub(crate) fn ask(self) -> Vec<usize> {
-        let (tell, answer) = mpsc::channel();
-        // Needs its own thread: a store whose host has vanished does not answer, and its connection has no time limit.
-        let asker = thread::Builder::new().name("missing-ranks".into()).spawn(move || {
-            let _ = tell.send(self.absent());
-        });
-        match asker {
-            Ok(_) => answer.recv_timeout(2 * GRACE).unwrap_or_default(),
-            Err(_) => Vec::new(),
-        }
+        within(2 * GRACE, move || self.absent()).unwrap_or_default()
     }
 
     fn absent(&self) -> Vec<usize> {
@@ -105,6 +98,30 @@ impl MissingRanks {
     }
 }
 
+/// Returns the server of a store if its connection is closed. Returns `None` for a server that answers, or that does
+/// not answer within a few seconds, which does not show that it has ended.
+pub(crate) fn lost_server(store: &Store) -> Option<StoreServer> {
+    let server = store.server()?.clone();
+    let store = store.clone();
+    // A server that is ending may still accept the request; its connection is closed before an answer then.
+    let asked = within(GRACE, move || store.contains(&["failed"]))?;
+    let fault = asked.err()?.fault()?;
+    matches!(fault, Fault::Network | Fault::PeerLost).then_some(server)
+}
+
+/// Returns the result of a function of the store, or `None` if there is none within the time limit.
+fn within<R: Send + 'static>(
+    limit: Duration,
+    ask: impl FnOnce() -> R + Send + 'static,
+) -> Option<R> {
+    let (tell, answer) = mpsc::channel();
+    // Needs its own thread: a store whose host has vanished does not answer, and its connection has no time limit.
+    let asker = thread::Builder::new().name("missing-ranks".into()).spawn(move || {
+        let _ = tell.send(ask());
+    });
+    asker.ok().and_then(|_| answer.recv_timeout(limit).ok())
+}
+
 fn key(rank: usize) -> String {
     format!("failed/{rank}")
 }
@@ -147,11 +164,17 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_gone_names_no_rank() {
+    fn a_store_that_is_gone_names_the_rank_that_hosted_it_alone() {
         let server = crate::TcpStore::server("127.0.0.1", 0).open().unwrap();
         let port = server.port().unwrap();
-        let client = crate::TcpStore::client("127.0.0.1", port).open().unwrap();
+        let client = crate::TcpStore::client("127.0.0.1", port).hosted_by(3).open().unwrap();
+        // A group's store is a part of the job's.
+        let client = client.prefix("0").unwrap();
+        assert_eq!(lost_server(&client), None);
         drop(server);
         assert_eq!(call(&client, 0, 7, GRACE).ask(), [0usize; 0]);
+        let lost = StoreServer { address: format!("127.0.0.1:{port}"), rank: Some(3) };
+        assert_eq!(lost_server(&client), Some(lost));
+        assert_eq!(lost_server(&Store::hash().unwrap()), None);
     }
 }

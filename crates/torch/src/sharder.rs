@@ -17,6 +17,10 @@
 //! the first. Gradients of parameters that a backward does not reach count as zeros. Sums are computed in the order of
 //! the ranks and divided once, so that ZeRO-1, -2 and -3 have the bits of the reducer if its division is exact, which
 //! holds if the number of ranks is a power of two.
+//!
+//! Experts of a mixture, which the ranks of `ep` divide, have rows over the ranks with the same experts, and messages
+//! of their own in the same unit. Their rows may be along the second dimension: each rank has a range of the outputs of
+//! every expert then, and the storage has this dimension first (`Parameter::by_rows`).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -48,7 +52,25 @@ pub struct ShardingGroups {
     /// [`Reshard::To`] sets.
     pub parts: Option<ProcessGroup>,
     /// Ranks that have the same experts of a mixture, with expert parallelism.
-    pub experts: Option<ProcessGroup>,
+    pub experts: Option<ExpertGroups>,
+}
+
+/// The process groups of the ranks that have the same experts of a mixture.
+#[derive(Debug, Clone)]
+pub struct ExpertGroups {
+    /// All ranks with the same experts: the axis [`Axis::ExpertData`].
+    pub same: ProcessGroup,
+    /// Ranks over which the rows of the experts are sharded, if there are several: the axis [`Axis::ExpertShard`].
+    pub shards: Option<ExpertShardGroups>,
+}
+
+/// The process groups of the ranks that share one copy of the same experts.
+#[derive(Debug, Clone)]
+pub struct ExpertShardGroups {
+    /// Ranks over which the experts' rows are sharded. The group's messages are parameters.
+    pub gather: ProcessGroup,
+    /// Ranks of `gather` as a second group, whose messages are gradients.
+    pub reduce: ProcessGroup,
 }
 
 /// Splits the parameters of a model into shards, one for each rank, and gathers them unit by unit while the model
@@ -137,7 +159,11 @@ impl Sharder {
         let raw_group = |group| ffi::GroupRef { group: ProcessGroup::raw(group) };
         let replicated: Vec<_> = groups.replicas.iter().map(raw_group).collect();
         let parts: Vec<_> = groups.parts.iter().map(raw_group).collect();
-        let experts: Vec<_> = groups.experts.iter().map(raw_group).collect();
+        let experts = groups.experts.as_ref();
+        let same: Vec<_> = experts.iter().map(|it| raw_group(&it.same)).collect();
+        let shards = experts.and_then(|it| it.shards.as_ref()).into_iter();
+        let shards: Vec<_> =
+            shards.flat_map(|it| [raw_group(&it.gather), raw_group(&it.reduce)]).collect();
         let raw = ffi::SharderOptions {
             whole_at_rest: plan.sharding().strategy.keeps_parameters_whole(),
             offload: plan.sharding().offload != Offload::None,
@@ -146,7 +172,7 @@ impl Sharder {
             expert_divisor: plan.expert_divisor() as i64,
         };
         let (gather, reduce) = (groups.gather.raw(), groups.reduce.raw());
-        let handle = ffi::new_sharder(gather, reduce, &replicated, &parts, &experts, &raw)
+        let handle = ffi::new_sharder(gather, reduce, &replicated, &parts, &same, &shards, &raw)
             .map_err(|error| Error::libtorch("Sharder::new", &error))?;
         let mut modules = HashMap::new();
         let mut shards = Vec::new();
@@ -412,6 +438,7 @@ fn slot(planned: &UnitParameter) -> Result<ffi::ShardedSlot, Error> {
     Ok(ffi::ShardedSlot {
         offset: (slot.offset / slot.element_bytes.max(1)) as i64,
         rows: if slot.is_whole { 0 } else { slot.chunk() as i64 },
+        dim: slot.dim as i64,
         kind: number(planned.compute_dtype)?,
         reduce_kind: number(planned.reduce_dtype)?,
         is_expert: planned.parameter.is_expert,
@@ -441,14 +468,21 @@ fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) ->
         ));
     }
     let has_experts = plan.parameters().any(|planned| planned.parameter.is_expert);
-    let found = experts.as_ref().map_or(1, ProcessGroup::size);
-    if has_experts && found != plan.expert_divisor() {
-        return refuse(format!(
-            "{found} ranks have the same experts, and {} on the plan's mesh {}: make the group of its axis {}",
-            plan.expert_divisor(),
-            plan.mesh(),
-            Axis::ExpertData
-        ));
+    let same = experts.as_ref().map_or(1, |it| it.same.size());
+    let shards = experts.as_ref().and_then(|it| it.shards.as_ref());
+    for (found, axis) in [
+        (same, Axis::ExpertData),
+        (shards.map_or(1, |it| it.gather.size()), Axis::ExpertShard),
+        (shards.map_or(1, |it| it.reduce.size()), Axis::ExpertShard),
+    ] {
+        let planned = plan.mesh().size(axis);
+        if has_experts && found != planned {
+            return refuse(format!(
+                "a group of the same experts has {found} ranks, and {planned} on the plan's mesh {}: make the group of \
+                 its axis {axis}",
+                plan.mesh(),
+            ));
+        }
     }
     let sharding = plan.sharding();
     if let (Reshard::To(size), false) =

@@ -37,6 +37,18 @@ use crate::error::{Error, Thrown, TorchError};
 pub struct Store {
     handle: Arc<Handle>,
     description: Arc<str>,
+    /// Server of a TCP store.
+    server: Option<Arc<StoreServer>>,
+}
+
+/// The server of a TCP store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreServer {
+    /// Host and port of the server, as this process has connected to it.
+    pub address: String,
+    /// Rank of the job whose process is the server, if it is known. See [`TcpStore::hosted_by`].
+    pub rank: Option<usize>,
 }
 
 struct Handle(UniquePtr<ffi::Store>);
@@ -57,6 +69,7 @@ pub struct TcpStore {
     world_size: Option<usize>,
     wait_for_workers: bool,
     timeout: Duration,
+    hosted_by: Option<usize>,
 }
 
 /// Default time limit of stores, 5 minutes, as c10d's.
@@ -114,6 +127,7 @@ impl TcpStore {
             world_size: None,
             wait_for_workers: false,
             timeout: DEFAULT_STORE_TIMEOUT,
+            hosted_by: None,
         }
     }
 
@@ -140,6 +154,14 @@ impl TcpStore {
         self
     }
 
+    /// Sets the rank of the job whose process is the server. Errors name this rank when the connection to the store is
+    /// lost, because the rank has ended then. Defaults to none, as for a store that a launcher's process hosts.
+    #[must_use]
+    pub fn hosted_by(mut self, rank: usize) -> Self {
+        self.hosted_by = Some(rank);
+        self
+    }
+
     /// Opens the store: starts the server, or connects as a client.
     ///
     /// # Errors
@@ -163,7 +185,8 @@ impl TcpStore {
         let handle = ffi::tcp_store(&options).map_err(|error| {
             late_error(operation, address.clone(), &error, begun, self.timeout - waited)
         })?;
-        let store = Store::new(handle, format!("tcp://{address}"));
+        let mut store = Store::new(handle, format!("tcp://{address}"));
+        store.server = Some(Arc::new(StoreServer { address, rank: self.hosted_by }));
         if waited > Duration::ZERO {
             store.set_timeout(self.timeout)?;
         }
@@ -257,7 +280,7 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 
 impl Store {
     fn new(handle: UniquePtr<ffi::Store>, description: String) -> Self {
-        Self { handle: Arc::new(Handle(handle)), description: description.into() }
+        Self { handle: Arc::new(Handle(handle)), description: description.into(), server: None }
     }
 
     /// Opens a store in a file that `world_size` processes of one host (or one shared folder) open. The last of them to
@@ -301,7 +324,8 @@ impl Store {
     pub fn prefix(&self, prefix: &str) -> Result<Self, Error> {
         let handle = ffi::prefix_store(prefix, &self.handle.0)
             .map_err(|error| store_error("prefix", prefix.to_owned(), &error))?;
-        Ok(Self::new(handle, format!("{}/{prefix}", self.description)))
+        let store = Self::new(handle, format!("{}/{prefix}", self.description));
+        Ok(Self { server: self.server.clone(), ..store })
     }
 
     /// Returns the port of a TCP store. `None` for other stores.
@@ -410,6 +434,12 @@ impl Store {
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
         ffi::store_set_timeout(&self.handle.0, milliseconds(timeout))
             .map_err(|error| store_error("set_timeout", String::new(), &error))
+    }
+
+    /// Returns the server of a TCP store. `None` for other stores.
+    #[must_use]
+    pub fn server(&self) -> Option<&StoreServer> {
+        self.server.as_deref()
     }
 
     pub(crate) fn raw(&self) -> &ffi::Store {

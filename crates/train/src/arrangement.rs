@@ -20,9 +20,9 @@ use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding, Strategy};
 use brigade_torch::{Error, Result};
 
 use crate::context_parallel::ContextRanks;
+use crate::model_parallel::ModelParallelRanks;
 use crate::pipeline::{PipelineOptions, PipelineRanks};
 use crate::processes::Processes;
-use crate::tensor_parallel::TensorModels;
 
 /// Options of the mesh that the program has set. The environment supplies those that are not set.
 #[derive(Debug, Default)]
@@ -46,8 +46,8 @@ pub(crate) struct Arrangement {
     pub(crate) averaged: Processes,
     /// Ranks that read different samples.
     pub(crate) data: Processes,
-    /// Models of tensor or expert groups, if ranks divide layers or experts between them.
-    pub(crate) tensor: Option<Arc<TensorModels>>,
+    /// Ranks of tensor and expert groups, if ranks divide layers or experts.
+    pub(crate) tensor: Option<Arc<ModelParallelRanks>>,
     /// Ranks of context groups, if ranks have parts of each sequence.
     pub(crate) context: Option<Arc<ContextRanks>>,
     /// Ranks of pipelines, if ranks have stages of models.
@@ -272,7 +272,7 @@ fn arrange(
         1 => None,
         _ => Some(Arc::new(ContextRanks::new(mesh.clone(), job.group_along(mesh, axis)?, method))),
     };
-    let tensor = TensorModels::new(mesh, everyone, has_sequence_regions)?.map(Arc::new);
+    let tensor = ModelParallelRanks::new(mesh, everyone, has_sequence_regions)?.map(Arc::new);
     let averaged = match mesh.size(Axis::DataContext) {
         all if all == ranks => everyone.clone(),
         _ => Processes::of(Arc::new(job.along(mesh, Axis::DataContext)?)),

@@ -43,11 +43,11 @@ pub(crate) use stages::{joined_optimizers, restrict_optimizer};
 
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
+use crate::model_parallel::ModelParallelRanks;
 use crate::pipeline::PipelineRanks;
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Registry};
 use crate::sharding::ShardedModels;
-use crate::tensor_parallel::TensorModels;
 use inner::{Inner, Pending};
 use message_pack::MessagePack;
 
@@ -97,7 +97,7 @@ pub struct HookHandle {
 pub(crate) struct Together {
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     pub(crate) sharded: Option<Arc<ShardedModels>>,
-    pub(crate) tensor: Option<Arc<TensorModels>>,
+    pub(crate) tensor: Option<Arc<ModelParallelRanks>>,
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
     /// Number of data-parallel ranks. Defaults to all ranks.
     pub(crate) data_ranks: Option<usize>,

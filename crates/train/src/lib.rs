@@ -96,6 +96,7 @@ mod job;
 mod loader;
 mod loss_weight;
 mod model;
+mod model_parallel;
 mod optimizer;
 mod parameters;
 mod pipeline;
@@ -106,8 +107,8 @@ mod registry;
 mod scheduler;
 mod sharding;
 mod stateful;
-mod tensor_parallel;
 mod watch;
+mod weight_average;
 mod weights_file;
 
 pub use accelerator::{
@@ -147,3 +148,4 @@ pub use watch::profile::{
 };
 pub use watch::progress::{Progress, ProgressValues};
 pub use watch::tracking::{TrackerHandle, Trackers};
+pub use weight_average::WeightAverage;

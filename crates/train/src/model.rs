@@ -28,13 +28,13 @@ use crate::gradients::hook::{CommHook, StatefulHook};
 use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
+use crate::model_parallel::{DividedModel, ModelParallelRanks, expert_parts};
 use crate::pipeline::{PipelineRanks, StageModel, Stepped};
 use crate::precision::{Numerics, memory_format};
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
 use crate::sharding::{Part, ShardedModel, ShardedModels};
 use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
-use crate::tensor_parallel::{TensorModel, TensorModels, expert_parts};
 
 /// A [`Model`] prepared by [`crate::Accelerator::prepare`]: on the process's device, with rank 0's initial weights, and
 /// with gradients that `backward` averages over the ranks.
@@ -70,7 +70,7 @@ struct ModelState {
     /// Sharded model whose shards are among the tensors.
     sharded: Option<Arc<ShardedModel>>,
     /// Model whose parts of divided layers are among the tensors.
-    tensor: Option<Arc<TensorModel>>,
+    tensor: Option<Arc<DividedModel>>,
 }
 
 /// Options of the gradient reduction of prepared models.
@@ -90,7 +90,7 @@ pub(crate) struct ModelContext {
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     pub(crate) accumulator: GradientAccumulator,
     pub(crate) sharded: Option<Arc<ShardedModels>>,
-    pub(crate) tensor: Option<Arc<TensorModels>>,
+    pub(crate) tensor: Option<Arc<ModelParallelRanks>>,
     pub(crate) context: Option<Arc<ContextRanks>>,
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
@@ -511,7 +511,7 @@ impl ModelInner {
         model: &Model<M>,
         hook: Option<Arc<dyn StatefulHook>>,
         sharded: Option<Arc<ShardedModel>>,
-        tensor: Option<Arc<TensorModel>>,
+        tensor: Option<Arc<DividedModel>>,
     ) -> Self {
         Self {
             state: Mutex::new(ModelState::new(model, hook, sharded, tensor)),
@@ -533,7 +533,7 @@ impl ModelState {
         model: &Model<M>,
         hook: Option<Arc<dyn StatefulHook>>,
         sharded: Option<Arc<ShardedModel>>,
-        tensor: Option<Arc<TensorModel>>,
+        tensor: Option<Arc<DividedModel>>,
     ) -> Self {
         let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
             tensors.into_iter().map(|tensor| tensor.name).collect()

@@ -17,6 +17,7 @@ use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{CheckedOptimizer, LossCheck};
 use crate::job::Job;
+use crate::model_parallel::ModelParallelRanks;
 use crate::parameters::Parameters;
 use crate::pipeline::PipelineRanks;
 use crate::precision::scaler::GradScaler;
@@ -25,7 +26,6 @@ use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind as ObjectKind, Registry, Worlds};
 use crate::sharding::{Part, PartRegions, ShardedModels};
 use crate::stateful::{Stateful, stateful_handle};
-use crate::tensor_parallel::TensorModels;
 
 /// An [`Optimizer`] prepared by [`crate::Accelerator::prepare`].
 ///
@@ -55,7 +55,7 @@ pub(crate) struct OptimizerInner {
     job: Arc<Job>,
     /// Models whose shards it may step.
     sharded: Option<Arc<ShardedModels>>,
-    tensor: Option<Arc<TensorModels>>,
+    tensor: Option<Arc<ModelParallelRanks>>,
     pipeline: Option<Arc<PipelineRanks>>,
 }
 

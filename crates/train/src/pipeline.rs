@@ -29,7 +29,7 @@ use std::fmt;
 use crate::error::TrainError;
 use brigade_nn::{Model, PipelineParallel, PipelineStages, StageCut};
 use brigade_sharding::pipeline::{Action, PipelineTable, Schedule};
-use brigade_torch::{Error, ErrorKind, ProcessGroup, Result, TensorTree};
+use brigade_torch::{Error, ErrorKind, ProcessGroup, Result, TensorTree, TorchError};
 use tch::Tensor;
 
 pub use self::loss::{PipelineLoss, StepLoss};
@@ -167,8 +167,9 @@ impl Pipeline {
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that was not built for this pipeline, a batch
     /// normalisation whose statistics are not shared, and a batch with fewer rows than micro-batches; nothing was sent
     /// then. Later errors are a [`crate::TrainError::Pipeline`] with rank, action, stage and micro-batch, and have the
-    /// kind of their cause: [`brigade_torch::ErrorKind::Communication`] when another rank is gone or has failed. The
-    /// group is aborted, so that all ranks end, and cannot be used again.
+    /// kind of their cause: [`brigade_torch::ErrorKind::Communication`] when another rank is gone or has failed. If
+    /// rank 0 hosts the store of the ranks and has ended, the error names it with its stages. The group is aborted, so
+    /// that all ranks end, and cannot be used again.
     #[track_caller]
     pub fn forward_backward<M, B, L>(
         &self,
@@ -282,6 +283,30 @@ impl Pipeline {
         })
     }
 
+    /// Adds the stages of a rank that has ended to the error of a step, if the store was lost with that rank. The
+    /// message that failed may be a neighbour's, which has ended because of that rank.
+    fn with_lost_stages(&self, error: Error) -> Error {
+        let lost = match error.downcast_ref() {
+            Some(TorchError::Collective(cause)) => cause.lost_store.as_ref(),
+            _ => None,
+        };
+        let lost = lost.and_then(|server| {
+            let rank = server.rank?;
+            let position = self.group.global_ranks().iter().position(|&other| other == rank)?;
+            let stages: Vec<String> =
+                self.table.stages_of(position).map(|stage| stage.to_string()).collect();
+            let noun = if stages.len() == 1 { "stage" } else { "stages" };
+            Some(format!("rank {rank}, which has {noun} {}, has ended", stages.join(", ")))
+        });
+        match (lost, error.downcast()) {
+            (Some(lost), Ok(TrainError::Pipeline { rank, action, source })) => {
+                TrainError::Pipeline { rank, action: format!("{action} ({lost})"), source }.into()
+            }
+            (_, Ok(error)) => error.into(),
+            (_, Err(error)) => error,
+        }
+    }
+
     /// Runs a step. If it fails or panics, aborts the messages in flight.
     fn whole<R>(&self, step: impl FnOnce() -> Result<R>) -> Result<R> {
         struct Ends<'a>(Option<&'a ProcessGroup>);
@@ -294,7 +319,7 @@ impl Pipeline {
             }
         }
         let mut ends = Ends(Some(&self.group));
-        let result = step()?;
+        let result = step().map_err(|error| self.with_lost_stages(error))?;
         ends.0 = None;
         Ok(result)
     }
@@ -317,7 +342,7 @@ fn failure(rank: usize, action: String, source: Error) -> Error {
 
 /// Returns an error for a schedule in which an action comes before one that it depends on.
 fn missing(action: Action) -> Error {
-    brigade_torch::TorchError::Internal(format!("{action}: what it needs is not there")).into()
+    TorchError::Internal(format!("{action}: what it needs is not there")).into()
 }
 
 /// Returns the shapes and types of a tree's tensors.

@@ -35,7 +35,7 @@ use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, Sharder, TensorId}
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
-pub(crate) use part::{Part, PartRegions, Writers, narrow_to};
+pub(crate) use part::{Part, PartRegions, Rows, Writers, narrow_to};
 
 use crate::job::Job;
 use crate::precision::NumericsOptions;
@@ -69,7 +69,7 @@ pub(crate) struct ShardedParameter {
     pub(crate) shard: Tensor,
     /// This rank's part. `None` for a parameter without dimensions, which every rank has whole.
     pub(crate) part: Option<Part>,
-    /// `true` if it belongs to this rank's experts of a mixture, whose rows are not sharded further.
+    /// `true` if it belongs to this rank's experts of a mixture, which are shared with other ranks than the rest.
     pub(crate) is_expert: bool,
 }
 
@@ -83,13 +83,24 @@ pub(crate) struct Layout {
 /// Assignment of experts to ranks, for holding and for writing them.
 pub(crate) struct ExpertLayout {
     pub(crate) writers: Arc<Writers>,
-    /// Placements of experts on the axes of a checkpoint's mesh but the innermost one.
+    /// Placements of whole experts on the axes of a checkpoint's mesh but the innermost one.
     pub(crate) placements: Vec<Placement>,
+    /// The axis of a checkpoint's mesh along which ranks have rows of the same experts, if there are several.
+    pub(crate) row_axis: Option<usize>,
     /// Number of axes of a checkpoint's mesh along which other parameters have copies or rows.
     pub(crate) row_axes: usize,
 }
 
 impl ExpertLayout {
+    /// Returns the placements of experts of which this rank has rows along a dimension.
+    fn placements(&self, dim: usize) -> Vec<Placement> {
+        let mut placements = self.placements.clone();
+        if let Some(axis) = self.row_axis {
+            placements[axis] = Placement::Shard(dim);
+        }
+        placements
+    }
+
     /// Converts placements of rows to those of a checkpoint's mesh, in which `ep` is the innermost part of `dp_shard`.
     fn split(&self, placements: &mut Vec<Placement>) {
         // Without replicas and without other ranks of `dp_shard`, its axis is `ep` itself.
@@ -148,6 +159,7 @@ impl ShardedModels {
         let has_experts = plan.parameters().any(|planned| planned.parameter.is_expert);
         let groups = job.sharding_groups(&self.mesh, part, has_experts)?;
         let place = self.mesh.coordinate(job.rank(), Axis::ShardContext)?;
+        let expert_place = self.mesh.coordinate(job.rank(), Axis::ExpertShard)?;
         let divided = model.divided_parameters().into_iter();
         let mut divided: HashMap<TensorId, TensorPart> =
             divided.map(|it| (TensorId::of(&it.tensor), it.part)).collect();
@@ -162,7 +174,10 @@ impl ShardedModels {
             let is_expert = planned.parameter.is_expert;
             let part = match &layout.experts {
                 Some(experts) if is_expert => {
-                    Some(Part::new(shape, tensor, 0, &experts.writers, experts.placements.clone()))
+                    let dim = planned.slot.dim;
+                    let placements = experts.placements(dim);
+                    let rows = Rows { dim, place: expert_place, is_expert };
+                    Some(Part::new(shape, tensor, rows, &experts.writers, placements))
                 }
                 _ if planned.slot.is_whole => None,
                 _ => {
@@ -170,7 +185,8 @@ impl ShardedModels {
                     if let Some(experts) = &layout.experts {
                         experts.split(&mut placements);
                     }
-                    Some(Part::new(shape, tensor, place, &layout.writers, placements))
+                    let rows = Rows { dim: 0, place, is_expert };
+                    Some(Part::new(shape, tensor, rows, &layout.writers, placements))
                 }
             };
             let names = planned.parameter.names.clone();

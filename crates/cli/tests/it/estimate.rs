@@ -482,9 +482,19 @@ fn experts_are_spread_over_ranks() {
     let sent = |strategy: &str| of_strategy(&spread, strategy)["sent_bytes"].as_u64().unwrap();
     // No other rank has the same experts: only the others' gradients are averaged.
     assert_eq!(sent("none"), 4 * 2 * 7 * others.div_ceil(8));
-    // All but the experts is sharded, with padding.
-    let (found, states) = (bytes(&spread, "zero3", "optimizer"), 8 * (experts / 8 + others / 8));
-    assert!((states..states + states / 1000).contains(&found), "{found}, not {states}");
+    // All but the experts is sharded, with padding, and experts over the ranks with the same ones.
+    let [four, two] = ["4", "2"].map(|ranks| of(&["--expert", ranks]));
+    let states = 8 * (experts / 8 + others / 8);
+    for answer in [&spread, &four, &two] {
+        let found = bytes(answer, "zero3", "optimizer");
+        assert!((states..states + states / 1000).contains(&found), "{found}, not {states}");
+    }
+    // Forward and backward gather, and backward reduces, over seven other ranks or one with the same experts.
+    let sent = |answer: &Value| of_strategy(answer, "zero3")["sent_bytes"].as_u64().unwrap();
+    let of_experts = sent(&four) - sent(&spread);
+    let expected = 4 * 3 * (experts / 4) / 2;
+    let off = of_experts.abs_diff(expected);
+    assert!(off <= expected / 32, "{of_experts}, not {expected}");
     assert_eq!(spread["ranks"][0]["divided"]["mesh"], "dp_shard 8, ep 8");
     let messages = spread["ranks"][0]["divided"]["stages"][0]["messages"].as_array().unwrap();
     assert_eq!(messages[1]["axis"], "ep");

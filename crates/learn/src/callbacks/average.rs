@@ -2,44 +2,32 @@
 
 use std::sync::Arc;
 
-use brigade_checkpoint::Value;
-use brigade_torch::{Error, ErrorKind, Result};
-use brigade_train::Stateful;
+use brigade_checkpoint::{TensorInfo, Value};
+use brigade_torch::{Error, Result};
+use brigade_train::{Stateful, WeightAverage};
 use parking_lot::Mutex;
 use tch::Tensor;
 
 use crate::callback::{Callback, Phases, Step};
 use crate::state::LearnerState;
 
-/// Copies of a model's parameters and floating-point buffers, saved in checkpoints.
+/// An average of a model's weights that begins with each fit, saved in checkpoints.
 #[derive(Debug, Default)]
-struct Copies(Mutex<Inner>);
+struct FitAverage(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    tensors: Vec<(String, Tensor)>,
-    /// Tensors with copies, for a model that is divided among ranks.
-    shards: Vec<(String, Tensor)>,
-    count: i64,
+    /// `None` before the first fit.
+    average: Option<Arc<WeightAverage>>,
     registered: bool,
 }
 
-impl Copies {
-    /// Copies the model's current values.
+impl FitAverage {
+    /// Begins with the model's current values.
     fn begin(self: &Arc<Self>, learner: &LearnerState) -> Result<()> {
-        let copied = live(learner).into_iter().map(|(name, tensor)| {
-            let mut copy = tensor.f_empty_like()?;
-            copy.f_copy_(&tensor)?;
-            Ok((name, copy))
-        });
-        let tensors = copied.collect::<Result<_>>()?;
-        let mut shards = Vec::new();
-        if learner.is_in_parts() {
-            let parameters = learner.local_parameters().into_iter();
-            shards.extend(parameters.map(|it| (it.name, it.tensor)));
-        }
+        let average = learner.weight_average()?;
         let mut inner = self.0.lock();
-        (inner.tensors, inner.shards, inner.count) = (tensors, shards, 0);
+        inner.average = Some(Arc::new(average));
         // Must happen only once: checkpoints identify an object by its position among all objects.
         if !std::mem::replace(&mut inner.registered, true) {
             drop(inner);
@@ -48,77 +36,28 @@ impl Copies {
         Ok(())
     }
 
-    /// Moves the copies towards the model's values: `copy + weight (value - copy)`.
-    fn move_towards(&self, learner: &LearnerState, weight: impl Fn(i64) -> f64) -> Result<()> {
-        let mut inner = self.0.lock();
-        inner.count += 1;
-        let weight = weight(inner.count);
-        for ((_, copy), (_, value)) in inner.tensors.iter_mut().zip(live(learner)) {
-            let _ = copy.f_lerp_(&value, weight)?;
-        }
-        Ok(())
-    }
-
-    /// Exchanges the copies and the model's values.
-    fn swap(&self, learner: &LearnerState) -> Result<()> {
-        for ((_, copy), (_, mut value)) in self.0.lock().tensors.iter_mut().zip(live(learner)) {
-            let mut before = value.f_empty_like()?;
-            before.f_copy_(&value)?;
-            value.f_copy_(copy)?;
-            copy.f_copy_(&before)?;
-        }
-        learner.local_parameters_changed()
+    /// Returns the average of the current or last fit.
+    fn average(&self) -> Result<Arc<WeightAverage>> {
+        let average = self.0.lock().average.clone();
+        average.ok_or_else(|| Error::invalid_argument("no fit has begun, so there is no average"))
     }
 }
 
-/// Returns parameters and floating-point buffers, without a graph.
-fn live(learner: &LearnerState) -> Vec<(String, Tensor)> {
-    let parameters = learner.local_parameters().into_iter();
-    let buffers = learner.buffers().into_iter();
-    let buffers = buffers.filter(|buffer| buffer.tensor.is_floating_point());
-    parameters.chain(buffers).map(|value| (value.name, value.tensor.detach())).collect()
-}
-
-impl Stateful for Copies {
+impl Stateful for FitAverage {
     fn state_dict(&self) -> Result<Value<Tensor>> {
-        let inner = self.0.lock();
-        let tensors = inner
-            .tensors
-            .iter()
-            .map(|(name, tensor)| (name.clone(), Value::Tensor(tensor.shallow_clone())));
-        Ok(Value::dict([("count", Value::Int(inner.count)), ("tensors", Value::dict(tensors))]))
+        self.average()?.state_dict()
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.average().map_err(|error| error.to_string())?.check_state_dict(state)
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()> {
-        let unfit = |reason: String| Error::new(ErrorKind::Checkpoint, reason);
-        let mut inner = self.0.lock();
-        let found = state.get("tensors");
-        let found = found.ok_or_else(|| unfit("the state has no `tensors`".to_owned()))?;
-        let mut values = Vec::new();
-        for (name, copy) in &inner.tensors {
-            let value = found.get(name).and_then(Value::as_tensor);
-            let value = value.ok_or_else(|| unfit(format!("the state has no `{name}`")))?;
-            if value.size() != copy.size() {
-                return Err(unfit(format!(
-                    "`{name}` has shape {:?}, expected {:?}",
-                    value.size(),
-                    copy.size()
-                )));
-            }
-            values.push(value.shallow_clone());
-        }
-        for ((_, copy), value) in inner.tensors.iter_mut().zip(&values) {
-            copy.f_copy_(value)?;
-        }
-        inner.count = state.get("count").and_then(Value::as_int).unwrap_or(0);
-        Ok(())
+        self.average()?.load_state_dict(state)
     }
 
     fn shards(&self) -> Vec<(String, Tensor)> {
-        let inner = self.0.lock();
-        let place =
-            |(name, shard): &(String, Tensor)| (format!("tensors.{name}"), shard.shallow_clone());
-        inner.shards.iter().map(place).collect()
+        self.average().map(|average| average.shards()).unwrap_or_default()
     }
 }
 
@@ -132,7 +71,7 @@ pub struct Ema {
     decay: f64,
     validate: bool,
     keep: bool,
-    copies: Arc<Copies>,
+    average: Arc<FitAverage>,
     swapped: bool,
 }
 
@@ -140,7 +79,7 @@ impl Ema {
     /// Makes an average in which the past has this weight, such as 0.999.
     #[must_use]
     pub fn new(decay: f64) -> Self {
-        Self { decay, validate: true, keep: true, copies: Arc::default(), swapped: false }
+        Self { decay, validate: true, keep: true, average: Arc::default(), swapped: false }
     }
 
     /// Sets whether validation uses the averaged weights. Defaults to `true`.
@@ -157,8 +96,8 @@ impl Ema {
         self
     }
 
-    fn swap(&mut self, learner: &LearnerState) -> Result<()> {
-        self.copies.swap(learner)?;
+    fn swap(&mut self) -> Result<()> {
+        self.average.average()?.swap()?;
         self.swapped = !self.swapped;
         Ok(())
     }
@@ -169,10 +108,10 @@ impl Callback for Ema {
         Ok(Some(serde_json::json!({ "swapped": self.swapped })))
     }
 
-    fn load_state(&mut self, learner: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
+    fn load_state(&mut self, _learner: &mut LearnerState, state: &serde_json::Value) -> Result<()> {
         // The checkpoint that is saved after a validation has the average in the model, and the weights in the copies.
         self.swapped = state.get("swapped").and_then(serde_json::Value::as_bool).unwrap_or(false);
-        if self.swapped { self.swap(learner) } else { Ok(()) }
+        if self.swapped { self.swap() } else { Ok(()) }
     }
 
     fn order(&self) -> i32 {
@@ -193,39 +132,38 @@ impl Callback for Ema {
             .into());
         }
         self.swapped = false;
-        Ok(self.copies.begin(learner)?)
+        Ok(self.average.begin(learner)?)
     }
 
-    fn after_step(&mut self, learner: &mut LearnerState) -> Step {
-        let decay = self.decay;
-        Ok(self.copies.move_towards(learner, |_| 1.0 - decay)?)
+    fn after_step(&mut self, _learner: &mut LearnerState) -> Step {
+        Ok(self.average.average()?.update(self.decay)?)
     }
 
-    fn before_validate(&mut self, learner: &mut LearnerState) -> Step {
+    fn before_validate(&mut self, _learner: &mut LearnerState) -> Step {
         if self.validate && !self.swapped {
-            self.swap(learner)?;
+            self.swap()?;
         }
         Ok(())
     }
 
-    fn before_epoch(&mut self, learner: &mut LearnerState) -> Step {
+    fn before_epoch(&mut self, _learner: &mut LearnerState) -> Step {
         if self.swapped {
-            self.swap(learner)?;
+            self.swap()?;
         }
         Ok(())
     }
 
-    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+    fn after_fit(&mut self, _learner: &mut LearnerState) -> Step {
         if self.swapped != self.keep {
-            self.swap(learner)?;
+            self.swap()?;
         }
         self.swapped = false;
         Ok(())
     }
 
-    fn ended(&mut self, learner: &mut LearnerState) {
+    fn ended(&mut self, _learner: &mut LearnerState) {
         if self.swapped
-            && let Err(error) = self.swap(learner)
+            && let Err(error) = self.swap()
         {
             tracing::error!("the weights before the average cannot be put back: {error}");
         }
@@ -239,14 +177,14 @@ impl Callback for Ema {
 #[derive(Debug)]
 pub struct Swa {
     from: usize,
-    copies: Arc<Copies>,
+    average: Arc<FitAverage>,
 }
 
 impl Swa {
     /// Makes an average over the ends of epochs from epoch `from` on, counted from 0.
     #[must_use]
     pub fn new(from: usize) -> Self {
-        Self { from, copies: Arc::default() }
+        Self { from, average: Arc::default() }
     }
 }
 
@@ -264,20 +202,20 @@ impl Callback for Swa {
     }
 
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
-        Ok(self.copies.begin(learner)?)
+        Ok(self.average.begin(learner)?)
     }
 
     fn after_train(&mut self, learner: &mut LearnerState) -> Step {
         if learner.epoch() >= self.from {
             // The first average replaces the weights with which the fit began.
-            self.copies.move_towards(learner, |count| 1.0 / count as f64)?;
+            self.average.average()?.update_mean()?;
         }
         Ok(())
     }
 
-    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
-        if self.copies.0.lock().count > 0 {
-            self.copies.swap(learner)?;
+    fn after_fit(&mut self, _learner: &mut LearnerState) -> Step {
+        if self.average.average()?.updates() > 0 {
+            self.average.average()?.swap()?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::ErrorKind;
+use crate::store::StoreServer;
 
 /// Errors of libtorch and of calls into it: the detail of an [`Error`](super::Error).
 #[derive(Debug, thiserror::Error)]
@@ -118,11 +119,13 @@ pub struct CollectiveError {
     pub detail: String,
     /// Ranks of the group that had not arrived at this operation, if that could be found out.
     pub missing: Vec<usize>,
+    /// Server of the group's store, if the connection to it was lost: its process has ended.
+    pub lost_store: Option<StoreServer>,
 }
 
 impl fmt::Display for CollectiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, group, rank, size, fault, detail, missing } = self;
+        let Self { operation, group, rank, size, fault, detail, missing, lost_store } = self;
         write!(f, "{operation} on group {group:?} failed on rank {rank} of {size} ({fault})")?;
         match missing.as_slice() {
             [] => {}
@@ -131,6 +134,19 @@ impl fmt::Display for CollectiveError {
                 let list: Vec<String> = many.iter().map(ToString::to_string).collect();
                 write!(f, "; ranks {} had not arrived", list.join(", "))?;
             }
+        }
+        match lost_store {
+            Some(StoreServer { address, rank: Some(rank) }) => write!(
+                f,
+                "; the store at {address}, which rank {rank} hosts, is gone, so rank {rank} has ended"
+            )?,
+            Some(StoreServer { address, rank: None }) => {
+                write!(
+                    f,
+                    "; the store at {address} is gone, so the process that hosts it has ended"
+                )?;
+            }
+            None => {}
         }
         write!(f, ": {detail}")
     }
@@ -439,11 +455,36 @@ mod tests {
             fault: Fault::Timeout,
             detail: "Timed out".into(),
             missing: vec![1, 3],
+            lost_store: None,
         };
         assert_eq!(
             error.to_string(),
             "all_reduce on group \"world\" failed on rank 0 of 4 (timed out); \
              ranks 1, 3 had not arrived: Timed out"
+        );
+    }
+
+    #[test]
+    fn the_rank_that_hosted_a_lost_store_is_named() {
+        let error = |rank| CollectiveError {
+            operation: "recv",
+            group: "world".into(),
+            rank: 2,
+            size: 3,
+            fault: Fault::PeerLost,
+            detail: "Connection closed".into(),
+            missing: Vec::new(),
+            lost_store: Some(StoreServer { address: "node-1:29500".into(), rank }),
+        };
+        assert_eq!(
+            error(Some(0)).to_string(),
+            "recv on group \"world\" failed on rank 2 of 3 (a peer is gone); the store at node-1:29500, which rank 0 \
+             hosts, is gone, so rank 0 has ended: Connection closed"
+        );
+        assert_eq!(
+            error(None).to_string(),
+            "recv on group \"world\" failed on rank 2 of 3 (a peer is gone); the store at node-1:29500 is gone, so the \
+             process that hosts it has ended: Connection closed"
         );
     }
 

@@ -15,11 +15,11 @@ use super::buffer_pool::BufferPool;
 use super::project::ProjectConfiguration;
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
+use crate::model_parallel::ModelParallelRanks;
 use crate::pipeline::PipelineRanks;
 use crate::processes::Processes;
 use crate::registry::Registry;
 use crate::sharding::ShardedModels;
-use crate::tensor_parallel::TensorModels;
 
 /// State that all handles of the checkpoints share.
 pub(super) struct Inner {
@@ -34,7 +34,7 @@ pub(super) struct Inner {
     /// Sharded models, if models are sharded.
     pub(super) sharded: Option<Arc<ShardedModels>>,
     /// Models of tensor groups, if ranks divide layers.
-    pub(super) tensor: Option<Arc<TensorModels>>,
+    pub(super) tensor: Option<Arc<ModelParallelRanks>>,
     /// Ranks of pipelines, if ranks have stages of models.
     pub(super) pipeline: Option<Arc<PipelineRanks>>,
     /// `true` if warnings are left out.

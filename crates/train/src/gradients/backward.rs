@@ -11,11 +11,11 @@ use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::gradients::models::{PreparedModels, scale_gradients};
 use crate::loss_weight::{LossWeight, WeightedWindow};
+use crate::model_parallel::ModelParallelRanks;
 use crate::pipeline::PipelineRanks;
 use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
 use crate::sharding::ShardedModels;
-use crate::tensor_parallel::TensorModels;
 
 /// State of gradients between the loss and the optimizer's step. One Accelerator shares it with everything that it
 /// prepares.
@@ -31,7 +31,7 @@ pub(crate) struct Gradients {
     /// Sharded models, if models are sharded.
     pub(crate) sharded: Option<Arc<ShardedModels>>,
     /// Models of tensor groups, if ranks divide layers.
-    pub(crate) tensor: Option<Arc<TensorModels>>,
+    pub(crate) tensor: Option<Arc<ModelParallelRanks>>,
     /// Ranks of context groups, if ranks have parts of each sequence.
     pub(crate) context: Option<Arc<ContextRanks>>,
     /// Ranks of pipelines, if ranks have stages of models.

@@ -6,17 +6,17 @@ use brigade_sharding::Axis;
 use brigade_torch::{ProcessGroup, Result, TensorId, gradient, gradients};
 use tch::{Device, Kind, Tensor};
 
+use crate::model_parallel::ModelParallelRanks;
 use crate::pipeline::PipelineRanks;
 use crate::sharding::ShardedModels;
-use crate::tensor_parallel::TensorModels;
 
 /// Returns the norm of the parameters' gradients, the same on all ranks, which take part. This rank may have only a
 /// part of a parameter: rows of a sharded one, a part of one that tensor ranks divide, or rows of such a part. Each
 /// whole gradient is counted once. Takes one message for shards, one for tensor parts, two for shards of such parts, and
-/// one for experts.
+/// one for experts, two for shards of them.
 pub(super) fn norm(
     sharded: Option<&ShardedModels>,
-    tensor: Option<&TensorModels>,
+    tensor: Option<&ModelParallelRanks>,
     pipeline: Option<&PipelineRanks>,
     parameters: &[Tensor],
     norm_type: f64,
@@ -41,6 +41,8 @@ pub(super) fn norm(
     }
     // The shards of an offloaded model are in the host's memory, while its group sends from the device.
     let of_rows = models.first().map(|it| (&it.sharder().groups().gather, it.device()));
+    // All experts of sharded models have rows, where several ranks have the same ones.
+    let of_expert_rows = of_rows.and_then(|(_, device)| Some((tensor?.expert_rows()?, device)));
     let of_parts = |axis: Option<Axis>| {
         let tensor = tensor?;
         let group = match axis? {
@@ -54,10 +56,13 @@ pub(super) fn norm(
     for (over_rows, axis) in
         [(true, None), (false, None), (true, layers), (false, layers), (false, experts)]
     {
-        let groups: Vec<(&ProcessGroup, Device)> =
+        let mut groups: Vec<(&ProcessGroup, Device)> =
             of_rows.filter(|_| over_rows).into_iter().chain(of_parts(axis)).collect();
         if groups.len() != usize::from(over_rows) + usize::from(axis.is_some()) {
             continue;
+        }
+        if axis == experts {
+            groups.splice(..0, of_expert_rows);
         }
         let belongs = |parameter: &&Tensor| {
             let id = TensorId::of(parameter);

@@ -187,6 +187,10 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
         StoreHost::Rank0 if serves => served(endpoint)?,
         _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
     };
+    let store = match endpoint.host {
+        StoreHost::Rank0Fd(_) | StoreHost::Rank0 => store.hosted_by(0),
+        _ => store,
+    };
     let store = store.world_size(world.world_size.as_usize()).timeout(timeout).open();
     // No launcher has reserved the port: it was computed from a scheduler's job ID, or chosen by the user.
     if serves && endpoint.host == StoreHost::Rank0 {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use brigade_rank_env::World;
 use brigade_sharding::{Axis, Mesh};
 use brigade_torch::{
-    Backend, Error, GlooDevice, GroupOptions, ProcessGroup, Result, ShardingGroups, Store,
+    Backend, Error, ExpertGroups, ExpertShardGroups, GlooDevice, GroupOptions, ProcessGroup,
+    Result, ShardingGroups, Store,
 };
 use parking_lot::{Mutex, RwLock};
 use tch::Device;
@@ -180,9 +181,22 @@ fn sharding_groups(
         replicas: (mesh.size(Axis::Replicate) > 1).then(|| own(Axis::Replicate)).transpose()?,
         parts: part.map(|size| one_of(world, mesh, axis, mesh.parts(axis, size)?)).transpose()?,
         experts: (has_experts && mesh.size(Axis::ExpertData) > 1)
-            .then(|| own(Axis::ExpertData))
+            .then(|| expert_groups(own, mesh.size(Axis::ExpertShard)))
             .transpose()?,
     })
+}
+
+/// Makes the groups of the ranks with the same experts, of which `shards` share one copy.
+fn expert_groups(
+    own: impl Fn(Axis) -> Result<ProcessGroup>,
+    shards: usize,
+) -> Result<ExpertGroups> {
+    let shard_groups = || -> Result<_> {
+        let axis = Axis::ExpertShard;
+        Ok(ExpertShardGroups { gather: own(axis)?, reduce: own(axis)? })
+    };
+    let same = own(Axis::ExpertData)?;
+    Ok(ExpertGroups { same, shards: (shards > 1).then(shard_groups).transpose()? })
 }
 
 /// Makes all groups of an axis, and returns the one that contains this rank. All ranks take part.

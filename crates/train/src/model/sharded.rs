@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use brigade_nn::{Model, Module};
-use brigade_sharding::{Offload, Sharding, ShardingPlan, Strategy, Workload};
+use brigade_sharding::{Axis, Mesh, Offload, Sharding, ShardingPlan, Strategy, Workload};
 use brigade_torch::{Result, TensorTree, grad_enabled, has_memory};
 use tch::no_grad;
 
@@ -173,6 +173,10 @@ fn memory_plan<M>(model: &Model<M>, plan: &ShardingPlan) -> Result<MemoryPlan> {
     for (name, changed) in changes {
         // A hybrid mesh shards over fewer ranks than zero3 would.
         let Ok(mesh) = changed.mesh(plan.mesh().world_size()) else { continue };
+        let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
+        let experts = plan.mesh().size(Axis::Expert);
+        let mesh = Mesh::builder().replicate(replicate).shard(shard).expert(experts);
+        let Ok(mesh) = mesh.build(plan.mesh().world_size()) else { continue };
         let Ok(plan) = ShardingPlan::new(&parameters, &changed, &mesh) else { continue };
         let less = plan.memory(workload).total();
         if less < bytes {

@@ -17,8 +17,8 @@ use tch::{Device, Tensor};
 
 use super::wire::Wire;
 use super::{Pipeline, PipelineLoss, PipelineOptions, Shares, StepLoss, Stepped};
+use crate::model_parallel::expert_parts;
 use crate::processes::Processes;
-use crate::tensor_parallel::expert_parts;
 
 /// The ranks that have the stages of one model, and read the same samples.
 pub(crate) struct PipelineRanks {

@@ -35,7 +35,7 @@ impl ShardedModel {
                 (Some(it), DeferredValue::Drawn(mut values)) => {
                     // Rank 0 has other experts than some of the ranks.
                     let group = if it.is_expert {
-                        self.sharder().groups().experts.clone()
+                        self.sharder().groups().experts.as_ref().map(|it| it.same.clone())
                     } else {
                         processes.group()
                     };

@@ -16,11 +16,21 @@ pub(crate) struct Part {
     pub(crate) shape: Vec<u64>,
     /// Division of the whole tensor among tensor ranks.
     pub(crate) tensor: Option<TensorPart>,
-    /// This rank's index among those that share one copy.
-    place: usize,
+    rows: Rows,
     writers: Arc<Writers>,
     /// Placements, one for each axis of the mesh.
     pub(crate) placements: Vec<Placement>,
+}
+
+/// The rows of a tensor that a rank has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows {
+    /// Dimension along which the tensor is divided.
+    pub(crate) dim: usize,
+    /// This rank's index among those that share one copy.
+    pub(crate) place: usize,
+    /// `true` for experts of a mixture, of which other ranks have the other rows.
+    pub(crate) is_expert: bool,
 }
 
 /// Ranks that have the other parts of tensors, by what they divide.
@@ -28,6 +38,8 @@ pub(crate) struct Part {
 pub(crate) struct PartRegions {
     pub(crate) layers: TensorRegion,
     pub(crate) experts: TensorRegion,
+    /// Ranks that have the other rows of the same experts.
+    pub(crate) expert_rows: Option<ProcessGroup>,
 }
 
 impl PartRegions {
@@ -74,7 +86,7 @@ impl Part {
     pub(crate) fn new(
         shape: Vec<u64>,
         tensor: Option<TensorPart>,
-        place: usize,
+        rows: Rows,
         writers: &Arc<Writers>,
         mut placements: Vec<Placement>,
     ) -> Self {
@@ -85,7 +97,7 @@ impl Part {
                 None => Placement::Replicate,
             });
         }
-        Self { shape, tensor, place, writers: Arc::clone(writers), placements }
+        Self { shape, tensor, rows, writers: Arc::clone(writers), placements }
     }
 
     /// Returns this rank's part of a tensor of another shape, whose rows are spread over the same ranks.
@@ -100,19 +112,19 @@ impl Part {
 
     /// Returns the rows of this rank.
     pub(crate) fn own(&self) -> Region {
-        self.rows(&self.shape, self.place)
+        self.rows_of(&self.shape, self.rows.place)
     }
 
     /// Returns the rows of the first rank, which has the most.
     pub(crate) fn first(&self) -> Region {
-        self.rows(&self.shape, 0)
+        self.rows_of(&self.shape, 0)
     }
 
-    fn rows(&self, shape: &[u64], place: usize) -> Region {
+    fn rows_of(&self, shape: &[u64], place: usize) -> Region {
         if shape.is_empty() {
             return Region::whole(shape);
         }
-        Region::whole(shape).chunk(0, self.writers.places as u64, place as u64)
+        Region::whole(shape).chunk(self.rows.dim, self.writers.places as u64, place as u64)
     }
 
     /// Returns the shape of this rank's part.
@@ -146,7 +158,7 @@ impl Part {
             None => None,
         };
         let shape = tensor.as_ref().map_or_else(|| self.shape.clone(), TensorPart::own_shape);
-        let rows = self.rows(&shape, place);
+        let rows = self.rows_of(&shape, place);
         if rows.elements() == 0 {
             let is_empty = self.whole_shape().contains(&0);
             let whole = Region::whole(self.whole_shape());
@@ -167,6 +179,7 @@ impl Part {
         rows: Option<&ProcessGroup>,
         regions: &PartRegions,
     ) -> Result<Tensor> {
+        let rows = if self.rows.is_expert { regions.expert_rows.as_ref() } else { rows };
         let part = match rows.filter(|_| self.writers.places > 1) {
             Some(group) => gather_rows(own, self, group)?,
             None => own.f_detach()?,
@@ -202,22 +215,29 @@ fn pieces(rows: &Region, tensor: Option<&TensorPart>) -> Vec<(Region, Region)> {
 /// ranks take part.
 fn gather_rows(shard: &Tensor, part: &Part, group: &ProcessGroup) -> Result<Tensor> {
     let shape: Vec<i64> = part.shape.iter().map(|size| size.cast_signed()).collect();
-    let mut room = shape.clone();
-    room[0] = part.first().shape[0].cast_signed();
+    // The dimension of the rows first: the parts of the ranks follow each other in messages.
+    let dim = part.rows.dim;
+    let shard = shard.f_transpose(0, dim as i64)?;
+    let mut rows = shape.clone();
+    rows.swap(0, dim);
+    let size = rows[0];
+    let mut room = rows.clone();
+    room[0] = part.first().shape[dim].cast_signed();
     let padded = Tensor::f_zeros(&room, (shard.f_kind()?, group.device()))?;
     let own = padded.f_narrow(0, 0, shard.size()[0])?;
-    tch::no_grad(|| own.shallow_clone().f_copy_(shard))?;
+    tch::no_grad(|| own.shallow_clone().f_copy_(&shard))?;
     let all = group.all_gather_flat(&padded)?;
-    let mut rows = shape.clone();
-    rows[0] = -1;
     if padded.numel() == 0 {
         return Ok(Tensor::f_empty(&shape, (shard.f_kind()?, Device::Cpu))?);
     }
-    Ok(all.f_reshape(&rows)?.f_narrow(0, 0, shape[0])?)
+    rows[0] = -1;
+    let all = all.f_reshape(&rows)?.f_narrow(0, 0, size)?;
+    Ok(all.f_transpose(0, dim as i64)?.f_contiguous()?)
 }
 
 /// Returns this rank's rows of a whole tensor.
 pub(crate) fn narrow_to(values: &Tensor, part: &Part) -> Result<Tensor> {
-    let own = part.own();
-    Ok(values.f_narrow(0, own.offset[0].cast_signed(), own.shape[0].cast_signed())?)
+    let (own, dim) = (part.own(), part.rows.dim);
+    let (start, length) = (own.offset[dim].cast_signed(), own.shape[dim].cast_signed());
+    Ok(values.f_narrow(dim as i64, start, length)?)
 }

@@ -140,6 +140,13 @@ fn kill_ranks(is_in_action: bool) {
         let begun = Instant::now();
         let mut last_end = None;
         let mut is_named = false;
+        let schedule = Schedule::ALL[schedule];
+        let stages = match schedule.least_chunks() {
+            1 => "stage 0",
+            _ if schedule == Schedule::ZeroBubbleV => "stages 0, 5",
+            _ => "stages 0, 3",
+        };
+        let of_rank_0 = format!("(rank 0, which has {stages}, has ended)");
         let mut all_told = Vec::new();
         // The killed rank first: the others have the time limit from then on.
         let order = std::iter::once(victim).chain((0..RANKS).filter(|rank| *rank != victim));
@@ -163,10 +170,16 @@ fn kill_ranks(is_in_action: bool) {
             assert!(is_pass || is_end, "{about}: {told}");
             all_told.push(told.to_owned());
             is_named |= names(told, victim);
+            if victim == 0 {
+                // It hosts the store, which has ended with it.
+                assert!(parts[1].ends_with(&of_rank_0), "{about}: {told}");
+                let store = told.split_once("; the store at 127.0.0.1:");
+                let store = store.map_or("", |(_, rest)| rest.trim_start_matches(char::is_numeric));
+                let expected = ", which rank 0 hosts, is gone, so rank 0 has ended";
+                assert!(store.starts_with(expected), "{about}: {told}");
+            }
         }
-        // A collective finds who is missing through the store, which without a launcher ends with rank 0.
-        let is_store_gone = is_in_action && victim == 0;
-        assert!(is_named || is_store_gone, "{about}: no rank names it: {all_told:?}");
+        assert!(is_named, "{about}: no rank names it: {all_told:?}");
         let waited = last_end.map_or(Duration::ZERO, |end| end.elapsed());
         assert!(waited < TIME_LIMIT, "{about}: {waited:?}");
         assert!(begun.elapsed() < Duration::from_secs(120), "{about}");

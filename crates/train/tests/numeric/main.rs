@@ -26,4 +26,5 @@ mod sync_batch_norm;
 mod tensor_parallel;
 mod torch_parallel;
 mod uneven;
+mod weight_average;
 mod weighted;

@@ -1,6 +1,7 @@
 //! What a run on one mesh with stages saves is gone on with on any other.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use brigade_checkpoint::Safetensors;
 use brigade_checkpoint::convert::{Target, convert};
@@ -15,7 +16,7 @@ use brigade_sharding::{Mesh, Sharding};
 use brigade_testkit::assert_close;
 use brigade_train::{
     Accelerator, PipelineOptions, PreparedLoader, PreparedModel, PreparedOptimizer,
-    PreparedScheduler,
+    PreparedScheduler, WeightAverage,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -51,6 +52,7 @@ struct Run {
     optimizer: PreparedOptimizer,
     scheduler: PreparedScheduler,
     loader: PreparedLoader<DataLoader<TensorDataset<Tensor>>>,
+    average: Arc<WeightAverage>,
     losses: Vec<f64>,
     window: usize,
 }
@@ -65,7 +67,7 @@ impl Run {
         for (step, batch) in self.loader.iter().enumerate() {
             let batch = batch.unwrap();
             let ids: &Tensor = &batch;
-            let Self { accelerator, model, optimizer, scheduler, window, .. } = self;
+            let Self { accelerator, model, optimizer, scheduler, window, average, .. } = self;
             let loss = accelerator.accumulate(&*model, &batch, || {
                 let loss = if *window > 1 {
                     accelerator.forward_backward(model, ids, |model, micro| {
@@ -81,6 +83,9 @@ impl Run {
                 optimizer.step()?;
                 scheduler.step()?;
                 optimizer.zero_grad()?;
+                if accelerator.sync_gradients() {
+                    average.update(0.75)?;
+                }
                 Ok(loss.value())
             });
             self.losses.push(loss.unwrap());
@@ -116,12 +121,19 @@ fn run(form: Form, body: impl Fn(&mut Run) + Sync) -> (Weights, Vec<f64>) {
         let loader = loader.batch_size(ROWS / replicas / shards).shuffle(true);
         let objects = accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
         let (model, optimizer, scheduler, loader) = objects;
+        let average = Arc::new(WeightAverage::new(&model).unwrap());
+        accelerator.checkpoints().register(&average);
         let losses = Vec::new();
         let window = form.window;
-        let mut run = Run { accelerator, model, optimizer, scheduler, loader, losses, window };
+        let mut run =
+            Run { accelerator, model, optimizer, scheduler, loader, average, losses, window };
         body(&mut run);
-        let weights = run.model.full_state_dict().unwrap();
-        (weights.map(|state| numbers(&state)).unwrap_or_default(), run.losses)
+        let weights = || run.model.full_state_dict().unwrap().map(|state| numbers(&state));
+        let mut found = weights().unwrap_or_default();
+        run.average.swap().unwrap();
+        let averages = weights().unwrap_or_default().into_iter();
+        found.extend(averages.map(|(name, values)| (format!("average of {name}"), values)));
+        (found, run.losses)
     });
     found.into_iter().next().unwrap()
 }

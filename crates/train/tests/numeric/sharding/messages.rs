@@ -98,7 +98,10 @@ fn a_step_sends_what_the_plan_says() {
 /// Compares what a window of so many batches sends with the plan.
 fn sends_what_is_planned(sharder: &Sharder, micro_batches: u64, train: impl FnOnce()) {
     let ShardingGroups { gather, reduce, replicas, parts, experts } = sharder.groups();
-    let others = [replicas, parts, experts].into_iter().flatten();
+    let shards = experts.as_ref().and_then(|it| it.shards.as_ref());
+    let of_experts = experts.iter().map(|it| &it.same);
+    let of_experts = of_experts.chain(shards.into_iter().flat_map(|it| [&it.gather, &it.reduce]));
+    let others = [replicas, parts].into_iter().flatten().chain(of_experts);
     let all: Vec<_> = [gather, reduce].into_iter().chain(others).collect();
     all.iter().for_each(|group| group.reset_traffic());
     train();
@@ -121,7 +124,7 @@ fn sends_what_is_planned(sharder: &Sharder, micro_batches: u64, train: impl FnOn
     assert!(found.is_empty(), "{found:?}");
 }
 
-/// Experts are gathered by no rank, and reduced over those with the same ones.
+/// Experts are gathered and reduced over the ranks with the same ones.
 #[test]
 fn experts_send_what_the_plan_says() {
     let tokens = Tensor::arange(10, (Kind::Int64, Device::Cpu)).view([2, 5]);
@@ -135,9 +138,14 @@ fn experts_send_what_the_plan_says() {
         num_local_experts: 16,
         ..MixtralOptions::default()
     };
-    for (sharding, ranks, experts) in
-        [(Sharding::zero3(), 64, 8), (Sharding::zero1(), 16, 16), (Sharding::hybrid(8), 32, 4)]
-    {
+    for (sharding, ranks, experts) in [
+        (Sharding::zero3(), 64, 8),
+        (Sharding::zero2(), 64, 4),
+        (Sharding::zero1(), 16, 16),
+        (Sharding::zero1(), 16, 4),
+        (Sharding::hybrid(8), 32, 4),
+        (Sharding::zero3().reshard_after_forward(Reshard::To(8)), 64, 8),
+    ] {
         let accelerator = fake(ranks).sharding(sharding).expert_parallel(experts).build().unwrap();
         let model = accelerator.parallel().model(|path| MixtralForCausalLm::new(path, &options));
         let model = model.unwrap();

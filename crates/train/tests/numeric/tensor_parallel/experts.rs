@@ -6,7 +6,7 @@ use brigade_checkpoint::layout::Checkpoint;
 use brigade_models::{Labelled, MixtralForCausalLm, MixtralOptions};
 use brigade_nn::{Model, ParamPath, TensorParallelPlan};
 use brigade_optim::{Adafactor, AdamW};
-use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding};
+use brigade_sharding::{Axis, ContextMethod, Mesh, Reshard, Sharding};
 use brigade_train::{
     Accelerator, CommHook, JoinInputs, PipelineOptions, PreparedModel, PreparedOptimizer,
     TrainError,
@@ -232,7 +232,8 @@ fn any_mesh_with_divided_layers_goes_on() {
     ];
     go_on(&forms, [1, 2], folder.path());
     let mesh = |number| manifest(folder.path(), number);
-    assert_eq!(mesh(0), ("dp_shard 2 x tp 2".to_owned(), 4, 2));
+    // Tensor ranks divide the experts, and each part is sharded over two ranks.
+    assert_eq!(mesh(0), ("dp_shard 2 x tp 2".to_owned(), 4, 4));
     assert_eq!(mesh(2), ("tp 2".to_owned(), 4, 2));
     assert_eq!(mesh(3), ("ep 2 x tp 2".to_owned(), 4, 4));
     assert_eq!(mesh(4), ("ep 2 x tp 2".to_owned(), 4, 4));
@@ -274,8 +275,39 @@ fn any_mesh_goes_on() {
     let manifest = |number| manifest(folder.path(), number);
     assert_eq!(manifest(2), ("ep 4".to_owned(), 4, 4));
     assert_eq!(manifest(3), ("dp_replicate 2 x ep 2".to_owned(), 4, 2));
-    assert_eq!(manifest(7), ("dp_shard 2 x ep 2".to_owned(), 4, 2));
+    assert_eq!(manifest(7), ("dp_shard 2 x ep 2".to_owned(), 4, 4));
     assert_eq!(manifest(9), ("dp_replicate 2 x ep 2".to_owned(), 4, 2));
+}
+
+/// A mixture with as many experts as ranks divide them over: ranks with the same expert have rows of each matrix.
+fn with_two_experts(path: &ParamPath<'_>) -> MixtralForCausalLm {
+    MixtralForCausalLm::new(path, &MixtralOptions { num_local_experts: 2, ..options() })
+}
+
+#[test]
+fn ranks_with_the_same_expert_have_rows_of_it() {
+    for sharding in [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()] {
+        let recipe = Recipe { micro_batches: 2, ..ADAM };
+        check(with_two_experts, &mesh(1, 4, 2), Some(&sharding), recipe);
+    }
+    let in_parts = Sharding::zero3().reshard_after_forward(Reshard::To(2));
+    for norm_type in [2.0, f64::INFINITY, 0.0] {
+        let recipe = Recipe { momentum: true, norm_type, ..ADAM };
+        check(with_two_experts, &mesh(1, 4, 2), Some(&in_parts), recipe);
+    }
+    check(new, &mesh(1, 4, 2), Some(&in_parts), ADAM);
+
+    let folder = tempfile::tempdir().unwrap();
+    let forms: [Form; 4] = [
+        (mesh(1, 1, 1), None, with_two_experts),
+        (mesh(1, 4, 2), Some(Sharding::zero3()), with_two_experts),
+        (mesh(1, 2, 2), None, with_two_experts),
+        (mesh(1, 4, 2), Some(Sharding::zero1()), with_two_experts),
+    ];
+    go_on(&forms, [1, 3], folder.path());
+    let manifest = |number| manifest(folder.path(), number);
+    assert_eq!(manifest(1), ("dp_shard 2 x ep 2".to_owned(), 2, 4));
+    assert_eq!(manifest(2), ("ep 2".to_owned(), 2, 2));
 }
 
 #[test]

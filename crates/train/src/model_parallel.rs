@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
 use crate::processes::Processes;
-use crate::sharding::{ExpertLayout, Part, PartRegions, Writers, parts_of_state};
+use crate::sharding::{ExpertLayout, Part, PartRegions, Rows, Writers, parts_of_state};
 
 /// Ranks that divide layers, experts, or both, and the models of which they have parts.
-pub(crate) struct TensorModels {
+pub(crate) struct ModelParallelRanks {
     /// All ranks.
     mesh: Mesh,
     /// Ranks that have the other parts of layers, and read the same samples.
@@ -27,16 +27,18 @@ pub(crate) struct TensorModels {
     experts: Option<ProcessGroup>,
     /// Ranks with the same experts, if there are several.
     copies: Option<ProcessGroup>,
+    /// Ranks of `copies` that share one copy of the experts where models are sharded, if there are several.
+    expert_rows: Option<ProcessGroup>,
     /// `true` if each rank has a part of the sequence between divided layers.
     has_sequence_regions: bool,
     /// All ranks of the job.
     everyone: Processes,
-    models: Mutex<Vec<Weak<TensorModel>>>,
+    models: Mutex<Vec<Weak<DividedModel>>>,
 }
 
 /// A model of which each rank of a group has a part.
 #[derive(Debug)]
-pub(crate) struct TensorModel {
+pub(crate) struct DividedModel {
     /// The tensors that an optimizer steps, parts of parameters or shards of such parts.
     stepped: HashSet<TensorId>,
     /// Those of experts.
@@ -45,9 +47,8 @@ pub(crate) struct TensorModel {
     parts: HashMap<String, Part>,
 }
 
-impl TensorModels {
-    /// Makes the models of the ranks of a mesh. `None` if its ranks divide neither layers nor experts. All ranks take
-    /// part.
+impl ModelParallelRanks {
+    /// Makes the groups of a mesh. `None` if its ranks divide neither layers nor experts. All ranks take part.
     pub(crate) fn new(
         mesh: &Mesh,
         everyone: &Processes,
@@ -58,12 +59,24 @@ impl TensorModels {
             has_several.then(|| everyone.job.group_along(mesh, axis)).transpose()
         };
         let (layers, experts) = (along(Axis::Tensor)?, along(Axis::Expert)?);
-        let copies = if experts.is_some() { along(Axis::ExpertData)? } else { None };
+        let (mut copies, mut expert_rows) = (None, None);
+        if experts.is_some() {
+            (copies, expert_rows) = (along(Axis::ExpertData)?, along(Axis::ExpertShard)?);
+        }
         if layers.is_none() && experts.is_none() {
             return Ok(None);
         }
         let (mesh, everyone, models) = (mesh.clone(), everyone.clone(), Mutex::default());
-        Ok(Some(Self { mesh, layers, experts, copies, has_sequence_regions, everyone, models }))
+        Ok(Some(Self {
+            mesh,
+            layers,
+            experts,
+            copies,
+            expert_rows,
+            has_sequence_regions,
+            everyone,
+            models,
+        }))
     }
 
     /// Returns the builder of a model that these ranks divide by a plan.
@@ -107,12 +120,22 @@ impl TensorModels {
     pub(crate) fn regions(&self) -> PartRegions {
         let region =
             |group: &Option<ProcessGroup>| group.clone().map(TensorRegion::new).unwrap_or_default();
-        PartRegions { layers: region(&self.layers), experts: region(&self.experts) }
+        PartRegions {
+            layers: region(&self.layers),
+            experts: region(&self.experts),
+            expert_rows: self.expert_rows.clone(),
+        }
     }
 
     /// Returns the ranks with the same experts. `None` if there are no others.
     pub(crate) fn copies(&self) -> Option<&ProcessGroup> {
         self.copies.as_ref()
+    }
+
+    /// Returns the ranks that share one copy of the same experts where models are sharded. `None` if there are no
+    /// others.
+    pub(crate) fn expert_rows(&self) -> Option<&ProcessGroup> {
+        self.expert_rows.as_ref()
     }
 
     /// Returns the mesh of all ranks.
@@ -128,9 +151,11 @@ impl TensorModels {
         Ok(builder.build(averaged.world_size() * tensor)?)
     }
 
-    /// Returns the writers of parts of which there are `parts`, on neighbouring ranks, and `copies` of each.
-    fn writers(&self, copies: usize, parts: usize) -> Result<Arc<Writers>> {
-        let mesh = Mesh::builder().replicate(copies).tensor(parts).build(copies * parts)?;
+    /// Returns the writers of parts of which there are `parts`, on neighbouring ranks, each in `rows`, and `copies` of
+    /// each of these.
+    fn writers(&self, copies: usize, rows: usize, parts: usize) -> Result<Arc<Writers>> {
+        let mesh = Mesh::builder().replicate(copies).shard(rows).tensor(parts);
+        let mesh = mesh.build(copies * rows * parts)?;
         let rank = self.everyone.process_index();
         // The ranks of a stage follow each other.
         Writers::new(&mesh, rank - rank % mesh.world_size())
@@ -140,7 +165,9 @@ impl TensorModels {
     /// mesh, or not at all. `None` if every rank has all experts.
     pub(crate) fn expert_layout(&self, sharded: Option<&Mesh>) -> Result<Option<ExpertLayout>> {
         let Some(experts) = &self.experts else { return Ok(None) };
-        let writers = self.writers(self.mesh.size(Axis::ExpertData), experts.size())?;
+        let rows = sharded.map_or(1, |mesh| mesh.size(Axis::ExpertShard));
+        let writers =
+            self.writers(self.mesh.size(Axis::ExpertData) / rows, rows, experts.size())?;
         let axes = self.axes(sharded);
         let (divided, copied): (Vec<_>, Vec<_>) = axes.iter().partition(|axis| {
             [Axis::Expert, Axis::Tensor].iter().any(|own| axis.name == own.name())
@@ -149,7 +176,8 @@ impl TensorModels {
         // A part adds its innermost axis.
         placements.resize(copied.len() + divided.len() - 1, Placement::Shard(0));
         let row_axes = axes.len() - usize::from(self.layers.is_some());
-        Ok(Some(ExpertLayout { writers, placements, row_axes }))
+        let row_axis = copied.iter().position(|it| it.name == Axis::Shard.name());
+        Ok(Some(ExpertLayout { writers, placements, row_axis, row_axes }))
     }
 
     /// Returns the mesh axes on which checkpoints place the ranks' parts. Those that divide experts are `ep`, unless
@@ -255,14 +283,14 @@ impl TensorModels {
         model: &Model<M>,
         stepped: &[NamedTensor],
         is_sharded: bool,
-    ) -> Result<Arc<TensorModel>> {
+    ) -> Result<Arc<DividedModel>> {
         let divided = model.divided_parameters().into_iter();
         let divided: HashMap<String, DividedParameter> =
             divided.map(|it| (it.name.clone(), it)).collect();
         let mut parts = HashMap::new();
         if !is_sharded {
             let copies = self.mesh.size(Axis::DataContext);
-            let writers = self.writers(copies, self.tensor_ranks())?;
+            let writers = self.writers(copies, 1, self.tensor_ranks())?;
             let copied = vec![Placement::Replicate; self.axes(None).len().saturating_sub(1)];
             let experts = self.expert_layout(None)?;
             for (name, _) in model.state_dict() {
@@ -275,7 +303,8 @@ impl TensorModels {
                     None => (&writers, &copied),
                 };
                 let (own, part) = (part.own_shape(), Some(part.clone()));
-                parts.insert(name, Part::new(own, part, 0, writers, placements.clone()));
+                let rows = Rows { dim: 0, place: 0, is_expert: *is_expert };
+                parts.insert(name, Part::new(own, part, rows, writers, placements.clone()));
             }
         }
         let ids = |is_wanted: &dyn Fn(&DividedParameter) -> bool| {
@@ -283,14 +312,14 @@ impl TensorModels {
             stepped.iter().filter(wanted).map(|it| TensorId::of(&it.tensor)).collect()
         };
         let (experts, stepped) = (ids(&|it| it.is_expert), ids(&|_| true));
-        let model = Arc::new(TensorModel { stepped, experts, parts });
+        let model = Arc::new(DividedModel { stepped, experts, parts });
         let mut models = self.models.lock();
         models.retain(|known| known.strong_count() > 0);
         models.push(Arc::downgrade(&model));
         Ok(model)
     }
 
-    fn models(&self) -> Vec<Arc<TensorModel>> {
+    fn models(&self) -> Vec<Arc<DividedModel>> {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -377,7 +406,7 @@ impl TensorModels {
     }
 }
 
-impl TensorModel {
+impl DividedModel {
     /// Returns this rank's parts of parameters, by all names, if nothing else spreads them.
     pub(crate) fn parts(&self) -> &HashMap<String, Part> {
         &self.parts
@@ -398,8 +427,8 @@ pub(crate) fn expert_parts<M>(model: &Model<M>) -> HashSet<String> {
     divided.filter(|it| it.is_expert).map(|it| it.name).collect()
 }
 
-impl fmt::Debug for TensorModels {
+impl fmt::Debug for ModelParallelRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TensorModels").field("mesh", &self.mesh).finish_non_exhaustive()
+        f.debug_struct("ModelParallelRanks").field("mesh", &self.mesh).finish_non_exhaustive()
     }
 }
