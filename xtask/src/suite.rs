@@ -442,7 +442,8 @@ fn on_tpu(workspace: &Workspace, numeric: bool) -> Vec<String> {
     let own = |it: &&Package| it.tests.contains("tpu");
     let features: Vec<_> =
         packages.clone().filter(own).map(|it| format!("{}/tpu", it.name)).collect();
-    let mut arguments = vec!["--features".to_owned(), features.join(",")];
+    let mut arguments =
+        ["--profile", "tpu", "--features", &features.join(",")].map(str::to_owned).to_vec();
     let mut filter = "binary(tpu)".to_owned();
     let mut programs = vec!["tpu"];
     if numeric {

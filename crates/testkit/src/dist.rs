@@ -1,5 +1,6 @@
 //! Test of several ranks, as [`dist_test!`](crate::dist_test) creates it.
 
+use std::env;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -15,13 +16,15 @@ impl DistTest {
     /// harness must have a test of that path that calls [`DistTest::run`].
     #[must_use]
     pub fn new(path: &str, world_size: usize) -> Self {
-        Self(ChildRanks::of_test(path, world_size))
+        Self(ChildRanks::of_test(path, world_size)).time_limit(Duration::from_secs(60))
     }
 
-    /// Sets the time limit of all ranks together.
+    /// Sets the time limit of all ranks together. Defaults to 60 s. With `BRIGADE_TEST_DEVICE=tpu` the ranks have eight
+    /// times as long: each compiles all operations for itself.
     #[must_use]
     pub fn time_limit(self, limit: Duration) -> Self {
-        Self(self.0.time_limit(limit))
+        let compiles = env::var_os("BRIGADE_TEST_DEVICE").is_some_and(|device| device == "tpu");
+        Self(self.0.time_limit(if compiles { limit * 8 } else { limit }))
     }
 
     /// Sets an environment variable of the ranks.
