@@ -50,12 +50,7 @@ pub trait Loss: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Fails when the shapes of predictions and targets do not fit. The message contains both.
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor>;
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor>;
 
     /// Returns what the model's outputs are for this loss, by which they are activated and decoded.
     fn outputs(&self) -> Outputs;
@@ -133,7 +128,7 @@ pub enum Outputs {
 }
 
 /// Reduces the losses of elements.
-fn reduce(each: &Tensor, reduction: Reduction) -> Result<Tensor> {
+fn apply_reduction(each: &Tensor, reduction: Reduction) -> Result<Tensor> {
     match reduction {
         Reduction::None => Ok(each.shallow_clone()),
         Reduction::Mean => Ok(each.f_mean(None::<Kind>)?),

@@ -62,18 +62,13 @@ impl Loss for BceWithLogits {
         "bce_with_logits"
     }
 
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
         let (scores, targets) = read::numbers("binary cross-entropy", predictions, targets)?;
         let labels = scores.size().last().copied().unwrap_or(1);
         let options = (scores.kind(), scores.device());
         let weight = self.weight.beside("binary cross-entropy", labels, options)?;
         let pos_weight = self.pos_weight.beside("binary cross-entropy", labels, options)?;
-        Ok(scores.f_binary_cross_entropy_with_logits(&targets, weight, pos_weight, reduction)?)
+        Ok(scores.f_binary_cross_entropy_with_logits(&targets, weight, pos_weight, reduce)?)
     }
 
     fn outputs(&self) -> Outputs {

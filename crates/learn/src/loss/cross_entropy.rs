@@ -66,14 +66,9 @@ impl Loss for CrossEntropy {
         "cross_entropy"
     }
 
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
         let (scores, targets) = read::classes("cross-entropy", predictions, targets)?;
-        entropy(&scores, &targets, &self.weight, reduction, self.label_smoothing)
+        entropy(&scores, &targets, &self.weight, reduce, self.label_smoothing)
     }
 
     fn outputs(&self) -> Outputs {

@@ -3,7 +3,7 @@
 use brigade_torch::{Error, Result};
 use tch::{Kind, Reduction, Tensor};
 
-use super::{Loss, Outputs, read, reduce};
+use super::{Loss, Outputs, apply_reduction, read};
 
 /// Dice loss: for each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the
 /// softmax `p` of the logits, and `t` 1 where the target is the class.
@@ -64,12 +64,7 @@ impl Loss for DiceLoss {
     }
 
     /// Without a reduction, computes the loss of each image and class.
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
         let (scores, targets) = read::classes("Dice loss", predictions, targets)?;
         let shape = scores.size();
         if shape.len() < 3 {
@@ -94,8 +89,8 @@ impl Loss for DiceLoss {
             .f_add_scalar(self.smooth)?
             .f_div(&either.f_add_scalar(self.smooth)?)?;
         let each = dice.f_neg()?.f_add_scalar(1.0)?;
-        let sums = self.summed && reduction == Reduction::Mean;
-        reduce(&each, if sums { Reduction::Sum } else { reduction })
+        let sums = self.summed && reduce == Reduction::Mean;
+        apply_reduction(&each, if sums { Reduction::Sum } else { reduce })
     }
 
     fn outputs(&self) -> Outputs {

@@ -5,7 +5,7 @@ use tch::{Reduction, Tensor};
 
 use super::cross_entropy::entropy;
 use super::weights::Weights;
-use super::{Loss, Outputs, read, reduce};
+use super::{Loss, Outputs, apply_reduction, read};
 
 /// Focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that
 /// well-classified samples have less weight.
@@ -51,16 +51,11 @@ impl Loss for Focal {
         "focal"
     }
 
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
         let (scores, targets) = read::classes("focal loss", predictions, targets)?;
         let entropy = entropy(&scores, &targets, &self.weight, Reduction::None, 0.0)?;
         let wrong = entropy.f_neg()?.f_expm1()?.f_neg()?; // 1 - p
-        reduce(&wrong.f_pow_tensor_scalar(self.gamma)?.f_mul(&entropy)?, reduction)
+        apply_reduction(&wrong.f_pow_tensor_scalar(self.gamma)?.f_mul(&entropy)?, reduce)
     }
     fn outputs(&self) -> Outputs {
         Outputs::Classes

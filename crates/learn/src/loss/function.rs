@@ -7,7 +7,7 @@ use brigade_metrics::Mse;
 use brigade_torch::{Error, Result};
 use tch::{Reduction, Tensor};
 
-use super::{Loss, Outputs, reduce};
+use super::{Loss, Outputs, apply_reduction};
 
 type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
 
@@ -79,17 +79,12 @@ impl Loss for LossFn {
         &self.name
     }
 
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
-        if reduction == Reduction::Mean {
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
+        if reduce == Reduction::Mean {
             return (self.forward)(predictions, targets);
         }
         match &self.each {
-            Some(each) => reduce(&each(predictions, targets)?, reduction),
+            Some(each) => apply_reduction(&each(predictions, targets)?, reduce),
             None => Err(Error::invalid_argument(format!(
                 "the loss `{}` has no value for each element; add one with `LossFn::with_each`",
                 self.name

@@ -22,10 +22,10 @@ macro_rules! of_numbers {
                 &self,
                 predictions: &Tensor,
                 targets: &Tensor,
-                reduction: Reduction,
+                reduce: Reduction,
             ) -> Result<Tensor> {
                 let (predictions, targets) = read::numbers($what, predictions, targets)?;
-                Ok(predictions.$kernel(&targets, reduction)?)
+                Ok(predictions.$kernel(&targets, reduce)?)
             }
 
             fn outputs(&self) -> Outputs {
@@ -45,13 +45,8 @@ impl<L: Loss> Loss for ClassesLast<L> {
         self.0.name()
     }
 
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
-        self.0.reduced(&Self::first(predictions)?, targets, reduction)
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
+        self.0.reduced(&Self::first(predictions)?, targets, reduce)
     }
 
     fn outputs(&self) -> Outputs {

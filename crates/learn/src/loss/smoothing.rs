@@ -52,12 +52,7 @@ impl Loss for LabelSmoothingCrossEntropy {
         "label_smoothing_cross_entropy"
     }
 
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&self.eps) {
             let reason = format!("label smoothing of {}; it lies from 0 to 1", self.eps);
             return Err(Error::invalid_argument(reason));
@@ -65,10 +60,10 @@ impl Loss for LabelSmoothingCrossEntropy {
         let (scores, targets) =
             read::classes("label-smoothing cross-entropy", predictions, targets)?;
         if !self.weight.is_some() {
-            return entropy(&scores, &targets, &self.weight, reduction, self.eps);
+            return entropy(&scores, &targets, &self.weight, reduce, self.eps);
         }
-        let own = entropy(&scores, &targets, &self.weight, reduction, 0.0)?;
-        let all = entropy(&scores, &targets, &Weights::default(), reduction, 1.0)?;
+        let own = entropy(&scores, &targets, &self.weight, reduce, 0.0)?;
+        let all = entropy(&scores, &targets, &Weights::default(), reduce, 1.0)?;
         Ok(all.f_mul_scalar(self.eps)?.f_add(&own.f_mul_scalar(1.0 - self.eps)?)?)
     }
 

@@ -58,14 +58,9 @@ impl Loss for HeadLoss {
         self.scores.name()
     }
 
-    fn reduced(
-        &self,
-        predictions: &Tensor,
-        targets: &Tensor,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
-        if reduction != Reduction::Mean {
-            return self.scores.reduced(&self.scored(predictions)?, targets, reduction);
+    fn reduced(&self, predictions: &Tensor, targets: &Tensor, reduce: Reduction) -> Result<Tensor> {
+        if reduce != Reduction::Mean {
+            return self.scores.reduced(&self.scored(predictions)?, targets, reduce);
         }
         let options = CrossEntropyOptions {
             label_smoothing: self.smoothing,
