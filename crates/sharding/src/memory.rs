@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use crate::plan::UnitParameter;
 use crate::{
-    MixedPrecision, Offload, Parameter, ReduceGradients, Reshard, ShardingPlan, Strategy, Unit,
+    Axis, MixedPrecision, Offload, Parameter, ReduceGradients, Reshard, ShardingPlan, Strategy,
+    Unit,
 };
 
 /// Memory by kind, in bytes, on the device of the rank that needs the most.
@@ -22,7 +23,8 @@ pub struct Memory {
     /// Whole parameters during a batch: two units, plus those that are not freed after the forward pass.
     pub gathered: u64,
     /// Whole gradients during a backward pass: of the unit that it computes, of the unit that is summed, with this
-    /// rank's rows of the sum, and of the root. With offload also the rows that are copied to the host's memory.
+    /// rank's rows of the sum, and of the root. With offload also the rows that are copied to the host's memory, and
+    /// with replicas all rows, which wait on the device until the replicas have summed them.
     pub reduce: u64,
     /// Buffers of the model.
     pub buffers: u64,
@@ -148,7 +150,7 @@ impl ShardingPlan {
             parameters: whole,
             gradients: whole_gradients,
             gathered: if is_whole { 0 } else { self.gathered() },
-            reduce: self.whole_gradients(),
+            reduce: self.whole_gradients() + self.waiting_gradients(),
             ..Memory::of_workload(workload)
         };
         match self.sharding().offload {
@@ -224,9 +226,31 @@ impl ShardingPlan {
         bytes.iter().enumerate().map(at_once).max().unwrap_or(0)
     }
 
+    /// Returns the bytes of the rows that wait for the sum over the replicas at the end of an accumulation window,
+    /// without those of the gradients that they become on the same device.
+    fn waiting_gradients(&self) -> u64 {
+        if !self.has_replicas() {
+            return 0;
+        }
+        let is_on_device = self.sharding().offload == Offload::None;
+        self.sum_trained(|it| {
+            // Experts that a rank has whole are summed over all replicas at once.
+            if it.parameter.is_expert && it.slot.is_whole {
+                return 0;
+            }
+            let gradient = if is_on_device { own_bytes(it) } else { 0 };
+            it.reduce_dtype.bytes().saturating_sub(gradient) * chunk(it)
+        })
+    }
+
+    fn has_replicas(&self) -> bool {
+        self.mesh().size(Axis::Replicate) > 1
+    }
+
     fn gradient_bytes(&self, unit: &Unit) -> GradientBytes {
         let accumulated = self.keeps_whole_gradients();
-        let leaves = self.sharding().offload != Offload::None;
+        // With replicas, rows leave after the backward pass.
+        let leaves = self.sharding().offload != Offload::None && !self.has_replicas();
         let mut bytes = GradientBytes::default();
         for it in unit.trained() {
             let is_cast = it.reduce_dtype != it.compute_dtype;

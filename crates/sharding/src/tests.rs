@@ -486,6 +486,12 @@ mod memory {
         // The rows of a third block are on their way to the host's memory.
         let offload = zero3.offload(Offload::Cpu { pin: true });
         assert_eq!(reduce(&offload, 4, &all), 4 * (n + (n + n / 4) + n + n / 4));
+        // Rows that wait for the replicas: of all units in the device's memory, if the gradients are not there.
+        let hybrid = Sharding::hybrid(4);
+        let at_once = 4 * (n + (n + n / 4) + n);
+        assert_eq!(reduce(&hybrid, 8, &all), at_once);
+        let offload = hybrid.offload(Offload::Cpu { pin: true });
+        assert_eq!(reduce(&offload, 8, &all), at_once + 4 * 4 * n / 4);
     }
 
     #[test]

@@ -222,7 +222,10 @@ void ShardingEngine::clear_unreduced() {
   for (auto& unit : units_) {
     for (auto& parameter : unit.parameters) {
       parameter.kept.reset();
-      parameter.partial.reset();
+      if (parameter.partial.defined()) {
+        reduced_ -= waiting_bytes(parameter);
+        parameter.partial.reset();
+      }
       parameter.whole.mutable_grad().reset();
     }
   }
@@ -443,6 +446,13 @@ void ShardingEngine::reset() {
   // What has not come home is of a backward that failed.
   homeward_.clear();
   reduced_ = 0;
+  for (const auto& unit : units_) {
+    for (const auto& parameter : unit.parameters) {
+      if (parameter.partial.defined()) {
+        reduced_ += waiting_bytes(parameter);
+      }
+    }
+  }
   begin_count();
   unreduced_ = unreduced_ && !in_backward_;
   in_backward_ = false;

@@ -310,6 +310,7 @@ void ShardingEngine::finish_reduction(Unit& unit) {
         parameter.partial.add_(rows);
       } else {
         parameter.partial = rows;
+        count_reduced(waiting_bytes(parameter));
       }
     } else {
       divide_and_add(parameter, rows, leaving);
@@ -362,6 +363,12 @@ void ShardingEngine::count_reduced(int64_t bytes) {
   most_reduced_ = std::max(most_reduced_, reduced_);
 }
 
+int64_t ShardingEngine::waiting_bytes(const Parameter& parameter) const {
+  const auto bytes = static_cast<int64_t>(parameter.partial.nbytes());
+  // Without offload, the gradient is on this device, too.
+  return to_host_ ? bytes : std::max<int64_t>(0, bytes - static_cast<int64_t>(parameter.shard.nbytes()));
+}
+
 void ShardingEngine::add_to_gradient(Parameter& parameter, const at::Tensor& rows) {
   auto& gradient = parameter.shard.mutable_grad();
   if (gradient.defined()) {
@@ -395,8 +402,8 @@ void ShardingEngine::reduce_over_replicas() {
     std::vector<Leaving> leaving;
     for (auto& parameter : unit.parameters) {
       if (parameter.partial.defined()) {
-        divide_and_add(parameter, parameter.partial, leaving);
-        parameter.partial.reset();
+        reduced_ -= waiting_bytes(parameter);
+        divide_and_add(parameter, std::exchange(parameter.partial, {}), leaving);
       }
     }
     send_home(std::move(leaving));

@@ -304,6 +304,9 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   void count_reduced(int64_t bytes);
 
+  // Bytes of `partial`, without those that are counted as the gradient it becomes.
+  int64_t waiting_bytes(const Parameter& parameter) const;
+
   static void add_to_gradient(Parameter& parameter, const at::Tensor& rows);
 
   void reduce_over_replicas();

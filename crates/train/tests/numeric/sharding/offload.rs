@@ -317,6 +317,58 @@ fn the_gpu_holds_two_units_and_no_shards() {
     }
 }
 
+/// With replicas, sums over the shards stay on the GPU until the replicas have summed them at the end of a window.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn rows_that_wait_for_the_replicas_are_in_the_plan() {
+    use brigade_nn::{Model, ParamPath};
+    use brigade_rank_env::{StoreEndpoint, World, WorldSize};
+    use brigade_torch::{Backend, Store};
+    use tch::Tensor;
+
+    use super::Deep;
+
+    const UNITS: u64 = 8;
+    const WIDTH: u64 = 256;
+    const UNIT: u64 = (WIDTH * WIDTH + WIDTH) * 4;
+    fake::install(2).unwrap();
+    let store = Store::hash().unwrap();
+    let run = |rank: usize, store: Store| {
+        fake::set_current_device(rank).unwrap();
+        let world = World::on_one_host(rank, WorldSize::new(2).unwrap(), StoreEndpoint::alone());
+        let builder = Accelerator::builder().world(world.unwrap()).store(store).quiet(true);
+        let builder = builder.device(Device::Cuda(rank)).backend(Backend::Gloo(Default::default()));
+        let sharding = Sharding::hybrid(1).offload(Offload::Cpu { pin: true });
+        let accelerator = builder.sharding(sharding).build().unwrap();
+        let new = |path: &ParamPath<'_>| Deep::new(path, UNITS as i64, WIDTH as i64);
+        let model = accelerator.prepare(Model::deferred(new).unwrap()).unwrap();
+        let input = Tensor::ones([2, WIDTH as i64], (Kind::Float, accelerator.device()));
+        let backward = || {
+            let loss = model.forward(&input).unwrap().square().mean(Kind::Float);
+            accelerator.backward(&loss)
+        };
+        for _ in 0..2 {
+            accelerator.no_sync(&model, backward).unwrap();
+            backward().unwrap();
+        }
+        let report = accelerator.parallel().memory_report().unwrap().unwrap();
+        *report.rows.iter().find(|row| row.kind == "reduced").unwrap()
+    };
+    let rows: Vec<_> = std::thread::scope(|scope| {
+        let run = &run;
+        let start = |rank| {
+            let store = store.clone();
+            scope.spawn(move || run(rank, store))
+        };
+        let started: Vec<_> = (0..2).map(start).collect();
+        started.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for row in rows {
+        assert!(row.measured >= UNITS * UNIT, "{row:?}, units of {UNIT}");
+        assert_eq!(row.measured, row.planned);
+    }
+}
+
 /// What does not fit is told with the strategy, its plan, and the change that needs less.
 #[cfg(not(feature = "cuda"))]
 #[test]
