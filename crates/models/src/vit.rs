@@ -8,7 +8,7 @@ use brigade_nn::{
 };
 use brigade_rank_env::text::counted;
 use brigade_torch::{ResidualNorm, Result};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::ImageClassifier;
 use crate::drop_path::DropPath;
@@ -229,7 +229,8 @@ pub(crate) fn resized_positions(values: &Tensor, shape: &[i64]) -> Result<Option
     if width != own_width || !squares {
         return Ok(None);
     }
-    let values = values.f_to_kind(Kind::Float)?;
+    // On the CPU, since TorchTPU lacks the interpolation.
+    let values = values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
     let token = values.f_narrow(1, 0, 1)?;
     let grid = values.f_narrow(1, 1, theirs - 1)?.f_view([1, side, side, width])?;
     let grid = grid.f_permute([0, 3, 1, 2])?.f_internal_upsample_bicubic2d_aa(

@@ -16,11 +16,12 @@ use brigade_checkpoint::{
     Error as FileError, OpenWeights, TensorReader, WeightsFile, WeightsReader, open_weights,
 };
 use brigade_sharding::TensorPart;
-use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind};
+use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind, unallocated};
 use tch::{Device, Kind, Tensor};
 
 pub use self::parts::PartsWriter;
 pub use self::safetensors::{WeightsWriter, info_of};
+use crate::deferred::no_memory;
 use crate::error::ModelError;
 use crate::model::Shapes;
 use crate::param_registry::Role;
@@ -179,12 +180,14 @@ impl<M> Model<M> {
             let from = weights.get(name).ok_or_else(|| {
                 Error::invalid_argument(format!("the weights have no tensor `{name}`"))
             })?;
-            for read in part_reads(from, into, None, parts.get(&TensorId::of(into)))? {
-                if is_later(into) {
-                    read.check()?;
-                } else {
-                    now.push(read);
-                }
+            let part = parts.get(&TensorId::of(into));
+            if is_later(into) {
+                // TorchTPU makes no view, and so no part, of a tensor without memory.
+                let options = (into.f_kind()?, Device::Cpu);
+                let like = unallocated(&into.size(), None, options, &no_memory(name))?;
+                part_reads(from, &like, None, part)?.iter().try_for_each(TensorRead::check)?;
+            } else {
+                now.extend(part_reads(from, into, None, part)?);
             }
         }
         read(&weights, now)?;

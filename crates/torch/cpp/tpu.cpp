@@ -10,6 +10,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Resize.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Type.h>
@@ -22,8 +23,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -164,7 +167,8 @@ struct GuardOfMps final : c10::impl::DeviceGuardImplInterface {
 
 const c10::impl::DeviceGuardImplRegistrar kGuard(at::kMPS, new GuardOfMps);
 
-// Attention by products and a softmax: TorchTPU's own is a call that only a TPU has.
+// Attention by products and a softmax: TorchTPU's own is a call that only a TPU has. The operation below adds a mask to
+// the scores, whatever its type.
 at::Tensor plain_attention(
     const at::Tensor& query,
     const at::Tensor& key,
@@ -174,8 +178,20 @@ at::Tensor plain_attention(
     bool causal,
     std::optional<double> scale,
     bool grouped) {
+  auto added = mask;
+  if (mask && mask->scalar_type() == at::kBool) {
+    constexpr double kHidden = -std::numeric_limits<double>::infinity();
+    added = at::zeros(mask->sizes(), query.options()).masked_fill(mask->logical_not(), kHidden);
+  }
   return std::get<0>(at::_scaled_dot_product_attention_math(
-      query, key, value, mask, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
+      query, key, value, added, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
+}
+
+// The logarithm of the sum of two powers, which TorchTPU 0.2.0 lacks.
+at::Tensor logaddexp(const at::Tensor& one, const at::Tensor& other) {
+  const auto sum = at::maximum(one, other) + (one - other).abs().neg().exp().log1p();
+  // Equal infinities have no difference.
+  return at::where(one.eq(other), one + std::log(2.0), sum);
 }
 
 // The loss scale after a step, which TorchTPU 0.2.0 lacks.
@@ -193,6 +209,37 @@ at::Tensor& update_scale(
   scale.copy_(at::where(overflow, scale.mul(backoff), kept));
   tracker.copy_(at::where(overflow.logical_or(due), at::zeros_like(next), next));
   return scale;
+}
+
+// Cumulative sums and products, on the host: XLA's compiler for CPUs fails a check of its own for them, which ends the
+// process.
+using Cumulated = at::Tensor (*)(const at::Tensor&, int64_t, std::optional<at::ScalarType>);
+
+template <Cumulated operation>
+at::Tensor cumulated(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> kind) {
+  return operation(self.cpu(), dim, kind).to(self.device());
+}
+
+template <Cumulated operation>
+at::Tensor& cumulated_into(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> kind, at::Tensor& out) {
+  at::native::resize_output(out, self.sizes());
+  return out.copy_(operation(self.cpu(), dim, kind));
+}
+
+template <Cumulated operation>
+at::Tensor& cumulate(at::Tensor& self, int64_t dim, std::optional<at::ScalarType> kind) {
+  return self.copy_(operation(self.cpu(), dim, kind));
+}
+
+at::Tensor log_cumulated_powers(const at::Tensor& self, int64_t dim) {
+  return at::_logcumsumexp(self.cpu(), dim).to(self.device());
+}
+
+template <Cumulated operation>
+void register_cumulated(torch::Library& library, const std::string& name) {
+  library.impl(name.c_str(), TORCH_FN(cumulated<operation>));
+  library.impl((name + "_").c_str(), TORCH_FN(cumulate<operation>));
+  library.impl((name + ".out").c_str(), TORCH_FN(cumulated_into<operation>));
 }
 
 // The gradient of a convolution's input as a convolution of the output's gradient, undefined where that is not so simple.
@@ -228,6 +275,8 @@ at::Tensor input_gradient(const c10::ArrayRef<c10::IValue> arguments) {
 struct Kept {
   std::optional<c10::SafeKernelFunction> convolution_backward;
   std::optional<c10::SafeKernelFunction> native_batch_norm;
+  std::optional<c10::SafeKernelFunction> native_layer_norm;
+  std::optional<c10::SafeKernelFunction> native_layer_norm_backward;
 };
 
 Kept& kept() {
@@ -256,6 +305,47 @@ void native_batch_norm(
   // Autograd has saved the statistics, and must not count a change, as it does none by other kernels.
   mean.variable_data().mul_(1 - momentum).add_(of_batch, momentum);
   variance.variable_data().mul_(1 - momentum).add_(unbiased, momentum);
+}
+
+// Calls TorchTPU's kernel of a layer norm. It takes parameters of the input's type alone: float32 ones of an input in 16
+// bits make all of it float32, as libtorch's kernels compute it, and the first result is cast back. The weight is the
+// argument at `weight`, and the bias is behind it.
+void layer_norm_in_float(
+    const c10::SafeKernelFunction& kernel,
+    size_t input,
+    size_t weight,
+    const c10::OperatorHandle& operation,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  const auto is_tensor = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); };
+  auto* const arguments = stack->data() + stack->size() - operation.schema().arguments().size();
+  const auto type = arguments[input].toTensor().scalar_type();
+  bool is_mixed = false;
+  for (const size_t i : {weight, weight + 1}) {
+    const auto& value = arguments[i];
+    is_mixed |= at::isReducedFloatingType(type) && is_tensor(value) && value.toTensor().scalar_type() == at::kFloat;
+  }
+  if (is_mixed) {
+    for (auto* value = arguments; value != stack->data() + stack->size(); ++value) {
+      if (is_tensor(*value)) {
+        *value = value->toTensor().to(at::kFloat);
+      }
+    }
+  }
+  kernel.callBoxed(operation, keys, stack);
+  auto& result = (*stack)[stack->size() - operation.schema().returns().size()];
+  if (is_mixed && is_tensor(result)) {
+    result = result.toTensor().to(type);
+  }
+}
+
+void native_layer_norm(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  layer_norm_in_float(*kept().native_layer_norm, 0, 2, operation, keys, stack);
+}
+
+void native_layer_norm_backward(
+    const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  layer_norm_in_float(*kept().native_layer_norm_backward, 1, 5, operation, keys, stack);
 }
 
 void convolution_backward(
@@ -330,10 +420,18 @@ void register_devices(bool is_libtpu) {
   };
   kept().native_batch_norm.emplace(kernel("aten::native_batch_norm"));
   ours->impl("native_batch_norm", torch::CppFunction::makeFromBoxedFunction<&native_batch_norm>());
+  kept().native_layer_norm.emplace(kernel("aten::native_layer_norm"));
+  ours->impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&native_layer_norm>());
+  kept().native_layer_norm_backward.emplace(kernel("aten::native_layer_norm_backward"));
+  ours->impl("native_layer_norm_backward", torch::CppFunction::makeFromBoxedFunction<&native_layer_norm_backward>());
+  ours->impl("logaddexp", TORCH_FN(logaddexp));
   ours->impl("_amp_update_scale_", TORCH_FN(update_scale));
   if (!is_libtpu) {
     kept().convolution_backward.emplace(kernel("aten::convolution_backward"));
     ours->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+    register_cumulated<&at::cumsum>(*ours, "cumsum");
+    register_cumulated<&at::cumprod>(*ours, "cumprod");
+    ours->impl("_logcumsumexp", TORCH_FN(log_cumulated_powers));
     for (const auto key : {c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutogradPrivateUse1}) {
       auto* const plain = new torch::Library(Kind::IMPL, "aten", key, __FILE__, __LINE__);
       plain->impl("scaled_dot_product_attention", TORCH_FN(plain_attention));

@@ -7,6 +7,7 @@ mod checkpoints;
 mod device;
 mod group;
 mod models;
+mod operations;
 mod optimizers;
 mod ranks;
 mod speed;
