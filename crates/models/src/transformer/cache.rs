@@ -215,6 +215,9 @@ impl KeyValueCache {
         let places = Tensor::f_arange(self.room, (Kind::Int64, position.device()));
         let places = places.map_err(|error| error.to_string())?;
         for layer in &mut self.layers {
+            layer.clear_rest().map_err(|error| error.to_string())?;
+        }
+        for layer in &mut self.layers {
             layer.position = Some(position.shallow_clone());
         }
         self.step = Some(Step { position: position.shallow_clone(), places });
@@ -280,6 +283,18 @@ impl LayerCache {
         };
         let Self { length, room, is_fixed, kind, is_offloaded, .. } = *self;
         Ok(Self { held, length, room, is_fixed, kind, is_offloaded, position: None })
+    }
+
+    /// Sets the keys and values of tokens that are still to come to 0. Those that a mask hides are multiplied by 0, which
+    /// leaves a NaN of memory that was never written.
+    fn clear_rest(&mut self) -> Result<()> {
+        for held in self.held.iter().flatten() {
+            for all in held.parts() {
+                let rest = all.f_narrow(2, self.length, held.capacity() - self.length);
+                let _ = tch::no_grad(|| rest?.f_zero_())?;
+            }
+        }
+        Ok(())
     }
 
     fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
