@@ -41,7 +41,7 @@ pub(crate) fn quantised(rounds: usize) -> Result<Vec<Row>> {
     let written = |format: &str| -> Result<String> {
         let path = folder.path().join(format.replace(':', "_"));
         let path = path.to_str().context("the temporary folder is not UTF-8")?.to_owned();
-        Side::own(&format!("generation write-llama {path} {format}")).lists::<0>()?;
+        Side::own(&format!("generation write-llama {path} {format}")).lists::<1>()?;
         Ok(path)
     };
     let own = |path: &str| Side::own(&format!("generation llama {path} {TOKENS}"));
@@ -94,7 +94,7 @@ pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("gpt2");
     let path = path.to_str().context("the temporary folder is not UTF-8")?;
-    Side::own(&format!("generation write-gpt2 {path}")).lists::<0>()?;
+    Side::own(&format!("generation write-gpt2 {path}")).lists::<1>()?;
     let mut rows = Vec::new();
     for (batch, dynamic_cache, static_cache) in [
         (

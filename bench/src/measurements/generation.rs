@@ -60,7 +60,7 @@ pub(super) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
         ["write-gpt2", folder] => {
             let model = Model::new(|path| Gpt2LmHead::new(path, &gpt2()))?;
             Gpt2LmHead::save_pretrained(&model, folder)?;
-            Ok(Vec::new())
+            Ok(vec![vec![model.num_parameters() as f64]])
         }
         ["llama", folder, tokens] => {
             let load = || LlamaForCausalLm::from_pretrained(folder);
@@ -74,18 +74,19 @@ pub(super) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     }
 }
 
-/// Writes the model in bfloat16, or quantised from the same values.
+/// Writes the model in bfloat16, or quantised from the same values. Returns its number of parameters.
 fn write_llama(folder: &Path, format: &str) -> Result<Vec<Vec<f64>>> {
     tch::manual_seed(1);
     let builder = Model::builder().kind(Kind::BFloat16);
     let mut model = builder.build(|path| LlamaForCausalLm::new(path, &llama()))?;
+    let parameters = model.num_parameters();
     if format == "bf16" {
         LlamaForCausalLm::save_pretrained(&model, folder)?;
     } else {
         model.quantize(&format.parse::<Weights>()?)?;
         LlamaForCausalLm::save_quantized(&model, folder)?;
     }
-    Ok(Vec::new())
+    Ok(vec![vec![parameters as f64]])
 }
 
 /// Returns the seconds of a token in each pass, and the highest memory of the model with its generation.

@@ -58,7 +58,7 @@ fn mask() -> Tensor {
 
 /// Options of each kind of generation of one token at a time.
 fn streams() -> Vec<GenerationOptions> {
-    let greedy = GenerationOptions { max_new_tokens: 9, ..Default::default() };
+    let greedy = GenerationOptions { max_new_tokens: 6, ..Default::default() };
     vec![
         GenerationOptions { cache_kind: CacheKind::Int8, ..greedy.clone() },
         GenerationOptions {
@@ -104,7 +104,7 @@ fn check<M: CausalModel>(model: &M, expected: std::result::Result<(), &str>) {
     let beams = GenerationOptions {
         num_beams: 3,
         num_return_sequences: 2,
-        max_new_tokens: 9,
+        max_new_tokens: 6,
         ..Default::default()
     };
     let captured = GenerationOptions { capture: true, ..beams.clone() };
