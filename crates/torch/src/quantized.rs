@@ -25,9 +25,9 @@ use crate::memory::bytes;
 /// others dequantise the weight to the input's type for the product: those of many rows on a CPU, in float32 and
 /// float16, on other devices, and those for which [`QuantizedWeight::kernel`] returns a reason. On two cores with AVX-512 and a weight of 2048 x 2048 in int8 and int4
 /// one row took 0.07 and 0.06 ms (0.17 ms with the weight in bfloat16), and the kernels were slower than the
-/// dequantised product from 64 rows on; in float32 they were slower at every size. `_scaled_mm` of libtorch 2.13 on a
-/// CPU without fp8 instructions took 188 ms for a row and a weight of 2048 x 2048, and the dequantised product 90 ms, in
-/// turns on a busy machine, so that it is not used there.
+/// dequantised product from 64 rows on; in float32 they were slower at every size. The fastest of 60 calls of
+/// `_scaled_mm` on a CPU without fp8 instructions took 71 ms for one row, and that of a dequantised product 14 ms, on a
+/// machine that was busy, so that it is not used there.
 ///
 /// ```
 /// use brigade_checkpoint::QuantizedFormat;

@@ -239,7 +239,7 @@ fn offloaded_caches_leave_room_on_a_gpu_and_take_it_from_the_hosts_memory() {
     assert_eq!(offloaded.reserved(Place::Cuda(0)), 100 + 200 * gpu + (200 * (4 - gpu)).min(400));
     assert_eq!(offloaded.reserved(Place::Cpu), 200 * (4 - gpu));
     // Those of weights on the disk are in the host's memory, too, which has less room for weights.
-    let map = map.clone().max_memory([("cuda:0", "2100"), ("cpu", "1300")]).offload_caches(true);
+    let map = map.max_memory([("cuda:0", "2100"), ("cpu", "1300")]).offload_caches(true);
     let offloaded = resolve(&map).unwrap();
     let [gpu, host] = [Place::Cuda(0), Place::Cpu].map(|place| {
         offloaded.layers().iter().filter(|it| it.place == place && it.is_unit).count() as u64

@@ -110,7 +110,10 @@ impl<'m, M: CausalModel> Reader<'m, M> {
 
     pub(super) fn synchronize(&mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) {
         self.any_rank = Some(Box::new(any_rank));
-        self.steps = Steps::Plain("ranks agree on each step".to_owned());
+        // A state that was prepared for recorded steps stays so.
+        if !matches!(self.steps, Steps::Recorded(_)) {
+            self.steps = Steps::Plain("ranks agree on each step".to_owned());
+        }
     }
 
     /// Returns the reason why steps are not recorded as a graph.
@@ -181,6 +184,9 @@ impl<'m, M: CausalModel> Reader<'m, M> {
                 Ok(steps) => Steps::Recorded(Box::new(steps)),
                 Err(reason) => Steps::Plain(reason),
             };
+        }
+        if matches!(self.steps, Steps::Recorded(_)) {
+            self.agree(true)?;
         }
         let Steps::Recorded(steps) = &mut self.steps else { return Ok(None) };
         let logits = steps.logits(self.model, &mut self.state, &self.ids)?;

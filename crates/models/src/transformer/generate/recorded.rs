@@ -21,7 +21,6 @@ pub struct RecordedStep<'a> {
 impl<'a> RecordedStep<'a> {
     /// Returns the number of tokens before the step's token, padding included: int64 `[1]` on the device of the tokens.
     /// It grows from step to step, in the same memory.
-    #[must_use]
     pub fn position(&self) -> &'a Tensor {
         self.position
     }

@@ -214,13 +214,22 @@ fn what_cannot_be_recorded_runs_as_it_is_and_tells_the_reason() {
         assert_eq!(records.is_ok(), reason.is_empty(), "{records:?}");
         assert!(records.err().unwrap_or_default().contains(reason));
     }
-    let mut stream = GenerationOptions { capture: true, ..options.clone() }
-        .stream(&model, &ids(), None)
-        .unwrap()
-        .synchronized(Ok);
+    let captured = GenerationOptions { capture: true, ..options.clone() };
+    let mut stream = captured.stream(&model, &ids(), None).unwrap().synchronized(Ok);
     assert!(stream.all(|tokens| tokens.is_ok()));
     assert_eq!(stream.records(), Err("ranks agree on each step"));
     assert_eq!(stream.into_ids(), expected);
     let stream = options.stream(&model, &ids(), None).unwrap();
     assert!(stream.records().unwrap_err().contains("capture"));
+    // Ranks that agree only behind the first steps.
+    let mut stream = captured.stream(&model, &ids(), None).unwrap();
+    let begun = stream.by_ref().take(3).all(|tokens| tokens.is_ok());
+    let agreed = Cell::new(0);
+    let mut stream = stream.synchronized(|needed| {
+        agreed.set(agreed.get() + usize::from(needed));
+        Ok(needed)
+    });
+    assert!(begun && stream.all(|tokens| tokens.is_ok()));
+    assert_eq!((stream.records(), agreed.get()), (Ok(()), 1));
+    assert_eq!(stream.into_ids(), expected);
 }
