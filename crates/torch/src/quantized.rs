@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use brigade_checkpoint::{PackedWeight, QuantizedFormat};
-use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
 use crate::autograd::grad_enabled;
@@ -515,11 +514,10 @@ fn scaled_product(input: &Tensor, weight: &Tensor, scales: &Tensor) -> Result<Te
 
 /// Returns the reason why libtorch has no [`SCALED`] for a GPU. A small product is computed once for each device.
 fn scaled_rows_on(device: Device) -> Result<(), String> {
-    static FOUND: Mutex<Vec<(Device, Result<(), String>)>> = Mutex::new(Vec::new());
-    let mut found = FOUND.lock();
-    if let Some((_, known)) = found.iter().find(|(of, _)| *of == device) {
-        return known.clone();
-    }
+    // libtorch numbers its devices in 7 bits.
+    static FOUND: [OnceLock<Result<(), String>>; 128] = [const { OnceLock::new() }; 128];
+    let found = if let Device::Cuda(index) = device { FOUND.get(index) } else { None };
+    let Some(found) = found else { return Err(format!("{device:?} has no `_scaled_mm`")) };
     let try_it = || -> Result<bool, Error> {
         // Whole numbers up to 15 are exact in fp8, and so are their products with 1 and the scales.
         let size = 2 * SCALED_TILE;
@@ -535,13 +533,12 @@ fn scaled_rows_on(device: Device) -> Result<(), String> {
         let difference = product.f_to_kind(Kind::Float)?.f_sub(&expected)?.f_abs()?.f_max()?;
         Ok(difference.f_double_value(&[])? <= 0.125)
     };
-    let answer = match tch::no_grad(try_it) {
+    let found = found.get_or_init(|| match tch::no_grad(try_it) {
         Ok(true) => Ok(()),
         Ok(false) => Err(format!("`_scaled_mm` on {device:?} has wrong products")),
         Err(error) => Err(format!("{device:?} has no `_scaled_mm` with scales of rows: {error}")),
-    };
-    found.push((device, answer.clone()));
-    answer
+    });
+    found.clone()
 }
 
 fn empty(format: QuantizedFormat, columns: i64) -> Result<PackedWeight, Error> {
