@@ -185,11 +185,13 @@ impl KeyValueCache {
                 room,
                 is_fixed,
                 kind,
-                is_offloaded,
+                is_offloaded: false,
                 position: None,
             });
         }
-        &mut self.layers[index]
+        let layer = &mut self.layers[index];
+        layer.is_offloaded = is_offloaded;
+        layer
     }
 
     /// Makes further forwards of one token read its position among the cache's tokens from `position`, int64 `[1]` on
@@ -258,7 +260,7 @@ pub(super) struct LayerCache {
     room: i64,
     is_fixed: bool,
     kind: CacheKind,
-    /// `true` if the host's memory has the keys and values, and a GPU computes the layer.
+    /// `true` if the first keys and values go to the host's memory where a GPU computes the layer.
     is_offloaded: bool,
     /// Position of the next token in recorded steps.
     position: Option<Tensor>,
