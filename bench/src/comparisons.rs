@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod dispatch;
+mod generation;
 pub(crate) mod gpu;
 mod images;
 mod learner;
@@ -57,6 +58,8 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "dispatch-load", run: dispatch::load },
         Comparison { name: "dispatch-forward", run: dispatch::forward },
         Comparison { name: "dispatch-generate", run: dispatch::generate },
+        Comparison { name: "generate-quantised", run: generation::quantised },
+        Comparison { name: "generate-gpt2", run: generation::gpt2 },
         Comparison { name: "sharded-step", run: sharding::small },
         Comparison { name: "sharded-step-gpt2", run: sharding::gpt2 },
         Comparison { name: "sharded-checkpoint", run: sharding::checkpoint },

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod dispatch;
+mod generation;
 pub(crate) mod gpu;
 mod images;
 mod learner;
@@ -56,6 +57,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "all-reduce" => training::all_reduce(),
         "shards" => training::shards(),
         "dispatch" => dispatch::run(&words[1..]),
+        "generation" => generation::run(&words[1..]),
         "sharding" => sharding::run(&words[1..]),
         "pipeline" => pipeline::run(&words[1..]),
         "tensor-parallel" => tensor_parallel::run(&words[1..]),

@@ -68,9 +68,9 @@ pub use transformer::{
     ConfigError, EarlyStopping, GeneratedText, GeneratedTokens, GenerationOptions, Gpt2,
     Gpt2LmHead, Gpt2Options, HeadInput, IGNORED_LABEL, KeyValueCache, Labelled, Llama,
     Llama3Scaling, LlamaForCausalLm, LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions,
-    NextLogits, ProblemType, SeenTokens, StageCaches, StagedModel, StagedTokens, TokenLoss, Tokens,
-    Transformer, TransformerOptions, UncachedModel, VocabularyLogits, causal_lm_loss,
-    joined_layers, no_decay_parameters, sequence_loss, token_loss,
+    NextLogits, ProblemType, RecordedStep, SeenTokens, StageCaches, StagedModel, StagedTokens,
+    TokenLoss, Tokens, Transformer, TransformerOptions, UncachedModel, VocabularyLogits,
+    causal_lm_loss, joined_layers, no_decay_parameters, sequence_loss, token_loss,
 };
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};

@@ -33,8 +33,8 @@ pub use self::config::{ConfigError, TransformerOptions};
 pub use self::decay::no_decay_parameters;
 pub use self::generate::{
     BeamSearch, Beams, CausalModel, EarlyStopping, GeneratedText, GeneratedTokens,
-    GenerationOptions, NextLogits, SeenTokens, StageCaches, StagedModel, StagedTokens,
-    UncachedModel,
+    GenerationOptions, NextLogits, RecordedStep, SeenTokens, StageCaches, StagedModel,
+    StagedTokens, UncachedModel,
 };
 pub use self::gpt2::{Gpt2, Gpt2LmHead, Gpt2Options};
 pub use self::groups::joined_layers;

@@ -7,6 +7,7 @@ mod load;
 mod materialize;
 mod parts;
 mod quantize;
+mod recording;
 mod shard;
 mod stages;
 

@@ -12,6 +12,8 @@ pub(crate) struct Placed {
     pub(crate) ring: Option<Arc<WeightRing>>,
     /// Indices of its parts of the ring.
     pub(crate) parts: Vec<usize>,
+    /// `true` if the key-value cache of the unit is in the host's memory, as its weights are.
+    pub(crate) offloads_cache: bool,
 }
 
 impl Placed {

@@ -100,6 +100,17 @@ impl Unit {
             Place::Dispatched(placed) => Some(placed.device),
         }
     }
+
+    /// Returns `true` if the unit's key-value cache is to be in the host's memory, because a device map offloads the
+    /// unit's weights together with its cache
+    /// ([`DeviceMap::offload_caches`](brigade_sharding::device_map::DeviceMap::offload_caches)).
+    #[must_use]
+    pub fn offloads_cache(&self) -> bool {
+        match self.place.lock().as_ref() {
+            Some(Place::Dispatched(placed)) => placed.offloads_cache,
+            Some(Place::Sharded { .. }) | None => false,
+        }
+    }
 }
 
 impl Unit {

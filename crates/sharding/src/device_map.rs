@@ -28,7 +28,7 @@ pub use tree::{MappedTensor, ModuleTree, TensorKind};
 
 use crate::WeightFormat;
 use infer::Inferred;
-use limits::Limits;
+use limits::{Limits, MovedCaches};
 use sizes::Sizes;
 
 /// Device map: a rule that assigns the weights of a model to devices, with memory limits.
@@ -63,6 +63,7 @@ pub struct DeviceMap {
     format: Option<WeightFormat>,
     fallback: bool,
     offload_buffers: bool,
+    offload_caches: bool,
     reserve: Reserve,
 }
 
@@ -79,8 +80,9 @@ enum Rule {
 pub struct Reserve {
     /// Bytes reserved for activations on each device that computes: on each GPU, or in the host's memory without GPUs.
     pub device: u64,
-    /// Bytes reserved for the key-value cache of each unit, on the device that computes the unit. The rules also count
-    /// them where the weights of an offloaded unit are.
+    /// Bytes reserved for the key-value cache of each unit, on the device that computes the unit, or in the host's memory
+    /// for the units that [`DeviceMap::offload_caches`] chooses. The rules also count them where the weights of an
+    /// offloaded unit are.
     pub unit: u64,
 }
 
@@ -149,6 +151,7 @@ impl DeviceMap {
             format: None,
             fallback: false,
             offload_buffers: false,
+            offload_caches: false,
             reserve: Reserve::default(),
         }
     }
@@ -200,6 +203,31 @@ impl DeviceMap {
         Self { offload_buffers: is_on, ..self }
     }
 
+    /// Sets whether the key-value caches of units whose weights are offloaded from a GPU are offloaded, too: they are in
+    /// the host's memory, also for weights on the disk, and are copied to the GPU for each forward of their unit
+    /// (transformers' `cache_implementation="offloaded"`, for these layers only). The GPU then keeps room for the caches
+    /// of two units in place of all. Defaults to `false`: caches stay on the devices that compute.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Dtype;
+    /// use brigade_sharding::device_map::{DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place, Reserve};
+    ///
+    /// let layers = ["h.0", "h.1", "h.2", "h.3"];
+    /// let tensors = layers.map(|name| MappedTensor::parameter(format!("{name}.weight"), &[256], Dtype::F32));
+    /// let tree = ModuleTree::new(tensors, layers)?;
+    /// let map = DeviceMap::by_hand([("", "cuda:0"), ("h.0", "cpu"), ("h.1", "cpu"), ("h.2", "disk")]);
+    /// let map = map.reserve(Reserve { device: 0, unit: 1000 });
+    /// let reserved = |map: &DeviceMap, place| map.resolve(&tree, &FreeMemory::unknown()).map(|it| it.reserved(place));
+    /// assert_eq!((reserved(&map, Place::Cuda(0))?, reserved(&map, Place::Cpu)?), (4000, 0));
+    /// let map = map.offload_caches(true);
+    /// assert_eq!((reserved(&map, Place::Cuda(0))?, reserved(&map, Place::Cpu)?), (3000, 3000));
+    /// # Ok::<(), brigade_sharding::device_map::DeviceMapError>(())
+    /// ```
+    #[must_use]
+    pub fn offload_caches(self, is_on: bool) -> Self {
+        Self { offload_caches: is_on, ..self }
+    }
+
     /// Sets the bytes that are kept for caches and activations on the devices that compute. Defaults to none, as in
     /// Accelerate.
     ///
@@ -249,16 +277,16 @@ impl DeviceMap {
         free: &FreeMemory,
     ) -> Result<Placement, DeviceMapError> {
         let sizes = Sizes::of(tree, self)?;
-        // The caches of offloaded units are on the device that computes them, which leaves less room for weights: more
+        // The caches of offloaded units are elsewhere than their weights, which leaves less room for weights there: more
         // units may be offloaded then.
-        let mut moved_caches = 0;
+        let mut moved_caches = MovedCaches::default();
         let mut placement = loop {
             let placement = self.place(tree, free, &sizes, moved_caches)?;
-            let caches = placement.offloaded_caches();
-            if caches <= moved_caches {
+            let caches = placement.moved_caches();
+            if caches.fits_in(moved_caches) {
                 break placement;
             }
-            moved_caches = caches;
+            moved_caches = caches.max(moved_caches);
         };
         let is_by_hand = matches!(self.rule, Rule::ByHand(_));
         if is_by_hand {
@@ -273,13 +301,13 @@ impl DeviceMap {
 }
 
 impl DeviceMap {
-    /// Places weights, with some bytes of the device that computes offloaded layers kept for the caches of these.
+    /// Places weights, with some bytes of devices kept for the caches of offloaded units.
     fn place(
         &self,
         tree: &ModuleTree,
         free: &FreeMemory,
         sizes: &Sizes,
-        moved_caches: u64,
+        moved_caches: MovedCaches,
     ) -> Result<Placement, DeviceMapError> {
         if let Rule::ByHand(places) = &self.rule {
             let entries = by_hand::entries(tree, places, free)?;

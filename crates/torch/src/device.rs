@@ -9,8 +9,7 @@ use tch::Device;
 
 pub use self::cuda::{Cuda, CudaUnavailable, cuda_compiled, cuda_devices};
 pub use self::memory::DeviceMemory;
-pub(crate) use self::staging::begin_copy;
-pub use self::staging::{copy_to_device, copy_to_host, is_pinned, pinned_like};
+pub use self::staging::{begin_copy, copy_to_device, copy_to_host, is_pinned, pinned_like};
 pub use self::tpu::{TPU, Tpu, TpuUnavailable, join_tpu_slice, tpu_compiled};
 use crate::backend::Backend;
 use crate::bridge::ffi;

@@ -138,8 +138,8 @@ pub use cross_entropy::{
 pub use device::forbid_waiting;
 pub use device::{
     Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, DeviceUnavailable,
-    GpuMath, MemoryInfo, TPU, Tpu, TpuUnavailable, copy_to_device, copy_to_host, cuda_compiled,
-    cuda_devices, is_pinned, join_tpu_slice, pinned_like, tpu_compiled,
+    GpuMath, MemoryInfo, TPU, Tpu, TpuUnavailable, begin_copy, copy_to_device, copy_to_host,
+    cuda_compiled, cuda_devices, is_pinned, join_tpu_slice, pinned_like, tpu_compiled,
 };
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;

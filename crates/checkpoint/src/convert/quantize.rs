@@ -22,8 +22,9 @@ use crate::weights_files::is_weights;
 
 /// Options of a quantization: the weights that are quantized, and their format.
 ///
-/// Tensors `NAME.weight` with two dimensions are quantized. Embeddings, heads ([`is_head_layer`]) and routers
-/// (`gate`) keep their type.
+/// Tensors `NAME.weight` with two dimensions are quantized, and the stacked experts of transformers 5,
+/// `NAME.experts.gate_up_proj` `[experts, 2 · inner, hidden]` and `NAME.experts.down_proj` `[experts, hidden, inner]`.
+/// Embeddings, heads ([`is_head_layer`]), routers (`gate`) and stacks of other shapes keep their type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// Format of the quantized weights.
@@ -110,10 +111,15 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
     let mut infos: Vec<(String, TensorInfo)> = Vec::new();
     let mut planned = Vec::new();
     let mut report = Report::default();
+    let mut unfit = Vec::new();
     for tensor in weights.tensors() {
         let (name, info) = (tensor.name(), tensor.info());
         let first = infos.len();
-        let layer = name.strip_suffix(".weight").filter(|layer| chooses(options, layer, info));
+        let layer = layer_of(&weights, tensor);
+        if layer.is_none() && is_float_stack(tensor) {
+            unfit.push(name);
+        }
+        let layer = layer.filter(|layer| chooses(options, layer, info));
         let packed = if tensor.is_quantized() { tensor.read_packed()? } else { None };
         let quantized = match (layer, packed) {
             // Already quantized to 8 or 4 bits.
@@ -123,6 +129,15 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
                     .map_err(|error| unsupported(tensor, &error))?;
                 infos.extend(parts.into_iter().map(|(name, part)| (name, part.info)));
                 Some((packed.format, tensor.is_transposed()))
+            }
+            (Some(_), None) if info.shape.len() == 3 => {
+                let [count, rows, columns] = [0, 1, 2].map(|dimension| info.shape[dimension]);
+                let format = options.format;
+                format.check(columns as usize).map_err(|error| unsupported(tensor, &error))?;
+                for matrix in description.add_stack(name, format, count, [rows, columns]) {
+                    infos.extend(empty_parts(&matrix, format, rows, columns));
+                }
+                Some((format, false))
             }
             (Some(layer), None) => {
                 let last = layer.rsplit('.').next().unwrap_or_default();
@@ -172,21 +187,43 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
             }
             continue;
         };
-        let packed = match tensor.read_packed()? {
-            Some(packed) => packed,
-            None => packed_of(tensor, format, is_transposed, options.is_calibrated)?,
-        };
         count += 1;
-        let name = tensor.name();
-        let parts = QuantizedDescription::default()
-            .add_packed(name, &packed, is_transposed, matrices(tensor))
-            .map_err(|error| unsupported(tensor, &error))?;
-        for ((_, PackedPart { bytes, .. }), at) in parts.iter().zip(&offsets[first..]) {
-            put(bytes, *at)?;
+        let mut offsets = offsets[first..].iter();
+        let mut put_next = |part: &PackedPart| match offsets.next() {
+            Some(at) => put(&part.bytes, *at),
+            None => Ok(()),
+        };
+        if let Some(packed) = tensor.read_packed()? {
+            let parts = QuantizedDescription::default()
+                .add_packed(tensor.name(), &packed, is_transposed, matrices(tensor))
+                .map_err(|error| unsupported(tensor, &error))?;
+            parts.iter().try_for_each(|(_, part)| put_next(part))?;
+            continue;
+        }
+        // One matrix of a stack at a time.
+        let whole = Region::whole(&tensor.info().shape);
+        for matrix in 0..matrices(tensor).unwrap_or(1) {
+            let region = match matrices(tensor) {
+                Some(_) => whole.narrow(0, matrix, 1),
+                None => whole.clone(),
+            };
+            let packed = packed_of(tensor, &region, format, is_transposed, options.is_calibrated)?;
+            packed.to_parts().iter().try_for_each(&mut put_next)?;
         }
     }
     file.sync_all().map_err(Error::io("write", &path))?;
     report.changed.push(format!("{count} weights are stored in {}", options.format));
+    if let Some(first) = unfit.first() {
+        let first = shown(first);
+        let kept = match unfit.len() {
+            1 => format!("{first} keeps its type"),
+            count => format!("{count} stacks of experts keep their types, such as {first}"),
+        };
+        report.changed.push(format!(
+            "{kept}: only experts stacked as gate_up_proj [experts, 2 * inner, hidden] and down_proj [experts, \
+             hidden, inner] are quantised"
+        ));
+    }
     report.written.push("model.safetensors".into());
     if from.is_dir() {
         copy_beside(from, into, &mut report)?;
@@ -194,16 +231,56 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
     Ok(report)
 }
 
+/// Stacks of all experts of a layer, in transformers 5: gate and up projections, and down projections.
+const STACKS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
+
+/// Returns the layer of a weight, by which it is chosen: the name before `.weight`, or the name of a stack of experts.
+/// `None` for other tensors.
+fn layer_of<'r>(weights: &WeightsReader, tensor: TensorReader<'r>) -> Option<&'r str> {
+    let name = tensor.name();
+    match tensor.info().shape.len() {
+        2 => name.strip_suffix(".weight"),
+        3 => is_expert_stack(weights, name).then_some(name),
+        _ => None,
+    }
+}
+
+/// Returns `true` for a stack of experts whose matrices are `[out, in]`. In other models those of the same names are
+/// `[in, out]`, which the shapes of the two stacks of a layer show.
+fn is_expert_stack(weights: &WeightsReader, name: &str) -> bool {
+    let Some(layer) = STACKS.iter().find_map(|stack| name.strip_suffix(stack)) else {
+        return false;
+    };
+    let stacks = STACKS.map(|stack| weights.get(&format!("{layer}{stack}")));
+    let [Some(gate_up), Some(down)] = stacks else { return false };
+    match (&gate_up.info().shape[..], &down.info().shape[..]) {
+        (&[experts, both, hidden], &[others, outputs, inner]) => {
+            experts == others && hidden == outputs && inner.checked_mul(2) == Some(both)
+        }
+        _ => false,
+    }
+}
+
+/// Returns `true` for a stack of matrices of floating-point numbers, as experts have.
+fn is_float_stack(tensor: TensorReader<'_>) -> bool {
+    let info = tensor.info();
+    info.shape.len() == 3
+        && FLOATS.contains(&info.dtype)
+        && !tensor.is_quantized()
+        && tensor.name().contains(".experts.")
+}
+
+/// Types of weights that are quantized.
+const FLOATS: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16];
+
 fn chooses(options: &QuantizeOptions, layer: &str, info: &TensorInfo) -> bool {
-    const FLOATS: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16];
     let has = |patterns: &[String]| patterns.iter().any(|it| matches_pattern(it, layer));
     let last = layer.rsplit('.').next().unwrap_or_default();
     let stays = is_head_layer(layer)
         || last == "gate"
         || layer.contains("embed")
         || ["wte", "wpe", "shared"].contains(&last);
-    info.shape.len() == 2
-        && !info.shape.contains(&0)
+    !info.shape.contains(&0)
         && FLOATS.contains(&info.dtype)
         && !has(&options.skip)
         && (has(&options.also) || !stays)
@@ -215,8 +292,9 @@ fn check_patterns(
     options: &QuantizeOptions,
 ) -> Result<(), Error> {
     let fits = |pattern: &String| {
-        let mut layers =
-            weights.tensors().filter_map(|tensor| tensor.name().strip_suffix(".weight"));
+        let mut layers = weights.tensors().filter_map(|tensor| {
+            tensor.name().strip_suffix(".weight").or_else(|| layer_of(weights, tensor))
+        });
         layers.any(|layer| matches_pattern(pattern, layer))
     };
     match options.also.iter().chain(&options.skip).find(|pattern| !fits(pattern)) {
@@ -255,16 +333,17 @@ fn empty_parts(
     parts.into_iter().map(|(suffix, info)| (format!("{name}{suffix}"), info)).collect()
 }
 
-/// Reads a weight and quantizes it.
+/// Reads a weight, or a matrix of a stack, and quantizes it.
 fn packed_of(
     tensor: TensorReader<'_>,
+    region: &Region,
     format: QuantizedFormat,
     is_transposed: bool,
     is_calibrated: bool,
 ) -> Result<PackedWeight, Error> {
     let info = tensor.info();
-    let mut bytes = vec![0; info.bytes().unwrap_or(0) as usize];
-    tensor.read(&Region::whole(&info.shape), &mut bytes)?;
+    let mut bytes = vec![0; region.elements() as usize * info.dtype.bytes() as usize];
+    tensor.read(region, &mut bytes)?;
     let mut values: Vec<f32> = match info.dtype {
         Dtype::F64 => bytes.as_chunks().0.iter().map(|&it| f64::from_le_bytes(it) as f32).collect(),
         Dtype::F16 => {
@@ -276,7 +355,8 @@ fn packed_of(
         _ => bytes.as_chunks().0.iter().map(|&it| f32::from_le_bytes(it)).collect(),
     };
     drop(bytes);
-    let (first, second) = (info.shape[0] as usize, info.shape[1] as usize);
+    let [.., first, second] = info.shape[..] else { return Err(no_matrix(tensor)) };
+    let (first, second) = (first as usize, second as usize);
     let columns = if is_transposed { first } else { second };
     if is_transposed {
         let at = |place: usize| values[place % first * second + place / first];
@@ -284,6 +364,13 @@ fn packed_of(
     }
     PackedWeight::quantize(&values, columns, format, is_calibrated)
         .map_err(|error| unsupported(tensor, &error))
+}
+
+fn no_matrix(tensor: TensorReader<'_>) -> Error {
+    Error::Unsupported {
+        path: tensor.path().to_owned(),
+        fact: format!("`{}` is no matrix: it cannot be quantised", shown(tensor.name())),
+    }
 }
 
 fn unsupported(tensor: TensorReader<'_>, error: &dyn std::error::Error) -> Error {

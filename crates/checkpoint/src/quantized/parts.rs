@@ -57,6 +57,20 @@ impl QuantizedDescription {
         self.weights.insert(name.to_owned(), described);
     }
 
+    /// Adds a stack of weights of shape `[out, in]`, and returns the names of the weights.
+    pub(crate) fn add_stack(
+        &mut self,
+        name: &str,
+        format: QuantizedFormat,
+        matrices: u64,
+        shape: [u64; 2],
+    ) -> Vec<String> {
+        self.stacks.insert(name.to_owned(), matrices);
+        let names: Vec<_> = (0..matrices).map(|index| format!("{name}.{index}")).collect();
+        names.iter().for_each(|name| self.add(name, format, shape, false));
+        names
+    }
+
     /// Adds a weight, and returns the names and contents of its tensors. With `matrices`, the rows are those of a stack
     /// of this many weights, such as the experts of a layer: they are written as `NAME.0`, `NAME.1` and so on, and read
     /// as one tensor `[matrices, out, in]`.

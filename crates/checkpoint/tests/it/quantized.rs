@@ -163,6 +163,78 @@ fn a_stack_is_read_as_one_tensor_and_by_parts() {
     }
 }
 
+/// Writes float32 tensors of numbers, and returns these.
+fn write_floats(path: &Path, tensors: &[(&str, &[u64])]) -> Vec<Vec<f32>> {
+    let infos: Vec<_> = tensors
+        .iter()
+        .map(|(name, shape)| (*name, TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() }))
+        .collect();
+    let layout = layout_with(path, &infos, &HashMap::new()).unwrap();
+    let numbers: Vec<Vec<f32>> = tensors
+        .iter()
+        .enumerate()
+        .map(|(seed, (_, shape))| {
+            let count = shape.iter().product::<u64>();
+            (0..count).map(|place| (place as f32 * 0.7 + seed as f32).sin()).collect()
+        })
+        .collect();
+    let mut bytes = layout.header;
+    for place in layout.order {
+        bytes.extend(numbers[place].iter().flat_map(|number| number.to_le_bytes()));
+    }
+    fs::write(path, bytes).unwrap();
+    numbers
+}
+
+#[test]
+fn stacked_experts_are_quantised_by_their_rows_and_those_of_another_layout_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let (gate_up, down) = ("h.0.mlp.experts.gate_up_proj", "h.0.mlp.experts.down_proj");
+    let options = |skip: &[&str]| QuantizeOptions {
+        format: QuantizedFormat::Int8,
+        is_calibrated: false,
+        also: Vec::new(),
+        skip: skip.iter().map(|it| (*it).to_owned()).collect(),
+    };
+    let numbers = write_floats(&path, &[(gate_up, &[3, 32, 64]), (down, &[3, 64, 16])]);
+    let out = folder.path().join("out");
+    let report = quantize(&path, &out, &options(&[])).unwrap();
+    assert_eq!(report.changed, ["2 weights are stored in int8"]);
+    let weights = WeightsReader::open(&out).unwrap();
+    for ((name, columns), numbers) in [(gate_up, 64), (down, 16)].into_iter().zip(&numbers) {
+        let tensor = weights.get(name).unwrap();
+        let expected = PackedWeight::quantize(numbers, columns, QuantizedFormat::Int8, false);
+        assert_eq!(tensor.read_packed().unwrap(), Some(expected.unwrap()), "{name}");
+    }
+    fs::remove_dir_all(&out).unwrap();
+    // Chosen by their names.
+    let report = quantize(&path, &out, &options(&["*.experts.*"])).unwrap();
+    assert_eq!(report.changed, ["0 weights are stored in int8"]);
+    let weights = WeightsReader::open(&out).unwrap();
+    let whole = Region::whole(&[3, 64, 16]);
+    assert_eq!(values(&weights, down, &whole), numbers[1]);
+    fs::remove_dir_all(&out).unwrap();
+    // Matrices `[in, out]`, and a stack without the other one.
+    for tensors in [
+        &[(gate_up, &[3, 64, 32][..]), (down, &[3, 16, 64]), ("fc.weight", &[8, 32])][..],
+        &[(gate_up, &[3, 32, 64]), ("h.1.mlp.experts.down_proj", &[3, 64, 16])],
+    ] {
+        let numbers = write_floats(&path, tensors);
+        let report = quantize(&path, &out, &options(&[])).unwrap();
+        let [_, note] = &report.changed[..] else { panic!("{:?}", report.changed) };
+        assert!(
+            note.starts_with("2 stacks of experts keep their types, such as h.0.mlp.experts."),
+            "{note}"
+        );
+        let weights = WeightsReader::open(&out).unwrap();
+        for ((name, shape), numbers) in tensors.iter().zip(&numbers).take(2) {
+            assert_eq!(values(&weights, name, &Region::whole(shape)), *numbers, "{name}");
+        }
+        fs::remove_dir_all(&out).unwrap();
+    }
+}
+
 #[test]
 fn the_own_layout_comes_back_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();

@@ -5,6 +5,7 @@ use brigade_torch::{AttentionOptions, Result};
 use tch::{Device, Kind, Tensor};
 
 use super::Tokens;
+use super::cache::Step;
 use super::rotary::Rotation;
 
 /// The keys to which each query attends.
@@ -125,10 +126,22 @@ impl AttentionMask {
     }
 
     /// Hides keys that are `window` or more positions before a query (Mistral's sliding window). `past` tokens are in a
-    /// cache.
-    pub(super) fn within_window(self, window: i64, past: i64, tokens: &Tokens<'_>) -> Result<Self> {
+    /// cache. `step` is the place of a recorded step's token.
+    pub(super) fn within_window(
+        self,
+        window: i64,
+        past: i64,
+        tokens: &Tokens<'_>,
+        step: Option<&Step>,
+    ) -> Result<Self> {
         let queries = tokens.ids.size()[1];
         let keys = past + queries;
+        if let (Some(step), Self::Given(seen)) = (step, &self) {
+            if keys <= window {
+                return Ok(self);
+            }
+            return Ok(Self::Given(seen.f_logical_and(&step.near(window)?)?));
+        }
         // A four-dimensional mask of the caller is used unchanged, as in transformers.
         if keys <= window || tokens.attention_mask.is_some_and(|mask| mask.dim() == 4) {
             return Ok(self);

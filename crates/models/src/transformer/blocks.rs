@@ -191,7 +191,8 @@ impl<B: Block> Blocks<B> {
                 let own = if in_parts { self.region.in_sequence_region(own)? } else { own()? };
                 seen.push(shared.part.gather(&own, 1)?);
             }
-            let layer = cache.as_deref_mut().map(|cache| cache.layer(index));
+            let layer = cache.as_deref_mut();
+            let layer = layer.map(|cache| cache.layer(index, unit.offloads_cache()));
             let recompute = self.recompute && layer.is_none() && grad_enabled();
             if recompute {
                 // One tensor is kept for each block.

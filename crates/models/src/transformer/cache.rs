@@ -1,7 +1,14 @@
 //! The key-value cache.
+//!
+//! Keys and values are on the device that computes their layer, or, for a unit whose weights a device map has offloaded
+//! together with its cache, in pinned memory of the host. Its tokens are then adjacent in memory, so that those so far
+//! are copied to the device in one piece.
+//!
+//! A step of a recorded graph ([`Step`]) reads the token's position from the device and attends to all of the cache's
+//! room, under a mask.
 
-use brigade_torch::{Error, Result};
-use tch::{Kind, Tensor};
+use brigade_torch::{DeviceExt, Error, Result, begin_copy, pinned_like, unallocated};
+use tch::{Device, Kind, Tensor};
 
 /// Key-value cache of a causal transformer, so that a further token costs the work of one token.
 ///
@@ -30,6 +37,34 @@ pub struct KeyValueCache {
     room: i64,
     is_fixed: bool,
     kind: CacheKind,
+    /// Set by [`Self::begin_steps`].
+    step: Option<Step>,
+}
+
+/// The place of a token in a cache, for steps that are recorded as a graph.
+#[derive(Debug)]
+pub(super) struct Step {
+    /// Index of the token among those of the cache, int64 `[1]` on the device.
+    position: Tensor,
+    /// The indices of all tokens that the cache has room for, int64 `[room]`.
+    places: Tensor,
+}
+
+impl Step {
+    /// Returns the mask `[batch or 1, 1, 1, room]` of the tokens so far, without padding: `mask` is `[batch, room]`, and
+    /// 0 for padding.
+    pub(super) fn mask(&self, mask: Option<&Tensor>) -> Result<Tensor> {
+        let so_far = self.places.f_le_tensor(&self.position)?.f_view([1, 1, 1, -1])?;
+        Ok(match mask {
+            Some(mask) => mask.f_ne(0)?.f_unsqueeze(1)?.f_unsqueeze(1)?.f_logical_and(&so_far)?,
+            None => so_far,
+        })
+    }
+
+    /// Returns the mask `[room]` of the tokens less than `window` positions before the present one.
+    pub(super) fn near(&self, window: i64) -> Result<Tensor> {
+        Ok(self.places.f_gt_tensor(&self.position.f_sub_scalar(window)?)?)
+    }
 }
 
 impl KeyValueCache {
@@ -90,8 +125,9 @@ impl KeyValueCache {
 
     /// Removes all tokens and keeps the memory, for another batch of the same size.
     pub fn clear(&mut self) {
+        self.step = None;
         for layer in &mut self.layers {
-            layer.length = 0;
+            (layer.length, layer.position) = (0, None);
         }
     }
 
@@ -112,33 +148,93 @@ impl KeyValueCache {
             first.layers[index].with_each(|place, part| {
                 let all = parts.iter().filter_map(|layer| layer.held.as_ref());
                 let all: Option<Vec<_>> = all.map(|held| part(&held[place])).collect();
-                all.map(|all| Ok(Tensor::f_cat(&all, 0)?)).transpose()
+                let home = first.layers[index].held.as_ref().map(|held| held[place].home);
+                let joined = |(all, home): (Vec<&Tensor>, Home)| home.joined(&all);
+                all.zip(home).map(joined).transpose()
             })
         });
         Ok(Self { layers: layers.collect::<Result<_>>()?, ..first.empty() })
     }
 
-    /// Returns the cache of a range of texts, which shares the memory of this one.
+    /// Returns the cache of a range of texts. It shares the memory of this one if that is on the device.
     pub(super) fn rows(&self, first: i64, count: i64) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| {
             layer.with_each(|place, part| {
-                let all = layer.held.as_ref().and_then(|held| part(&held[place]));
-                all.map(|all| Ok(all.f_narrow(0, first, count)?)).transpose()
+                let Some(held) = layer.held.as_ref().map(|held| &held[place]) else {
+                    return Ok(None);
+                };
+                let of_rows = |all: &Tensor| held.home.owned(all.f_narrow(0, first, count)?);
+                part(held).map(of_rows).transpose()
             })
         });
         Ok(Self { layers: layers.collect::<Result<_>>()?, ..self.empty() })
     }
 
     fn empty(&self) -> Self {
-        Self { layers: Vec::new(), ..*self }
+        let Self { room, is_fixed, kind, .. } = *self;
+        Self { layers: Vec::new(), room, is_fixed, kind, step: None }
     }
 
-    pub(super) fn layer(&mut self, index: usize) -> &mut LayerCache {
+    /// Returns the cache of a layer. `is_offloaded` keeps it in the host's memory if the layer is computed on a GPU.
+    pub(super) fn layer(&mut self, index: usize, is_offloaded: bool) -> &mut LayerCache {
         let Self { room, is_fixed, kind, .. } = *self;
         while self.layers.len() <= index {
-            self.layers.push(LayerCache { held: None, length: 0, room, is_fixed, kind });
+            self.layers.push(LayerCache {
+                held: None,
+                length: 0,
+                room,
+                is_fixed,
+                kind,
+                is_offloaded: false,
+                position: None,
+            });
         }
-        &mut self.layers[index]
+        let layer = &mut self.layers[index];
+        layer.is_offloaded = is_offloaded;
+        layer
+    }
+
+    /// Makes further forwards of one token read its position among the cache's tokens from `position`, int64 `[1]` on
+    /// the device, and attend to all of the cache's room under a mask, so that a forward can be recorded as a graph. The
+    /// attention mask of such a forward is `[batch, room]`. Returns the reason if that is impossible, and changes
+    /// nothing then.
+    pub(super) fn begin_steps(&mut self, position: &Tensor) -> Result<(), String> {
+        let Some(first) = self.layers.first() else {
+            return Err("the cache has no tokens yet".to_owned());
+        };
+        let length = first.length;
+        for layer in &self.layers {
+            let Some([keys, _]) = &layer.held else {
+                return Err("some layers have no cache: they are on other ranks".to_owned());
+            };
+            if !matches!(keys.home, Home::Device(device) if device == position.device()) {
+                return Err("the keys and values of some layers are on another device".to_owned());
+            }
+            if keys.capacity() != self.room || layer.length != length || length >= self.room {
+                return Err("the cache has no room for all tokens".to_owned());
+            }
+        }
+        let places = Tensor::f_arange(self.room, (Kind::Int64, position.device()));
+        let places = places.map_err(|error| error.to_string())?;
+        for layer in &mut self.layers {
+            layer.clear_rest().map_err(|error| error.to_string())?;
+        }
+        for layer in &mut self.layers {
+            layer.position = Some(position.shallow_clone());
+        }
+        self.step = Some(Step { position: position.shallow_clone(), places });
+        Ok(())
+    }
+
+    /// Returns the place of the next token if forwards are those of [`Self::begin_steps`].
+    pub(super) fn step(&self) -> Option<&Step> {
+        self.step.as_ref()
+    }
+
+    /// Returns the number of keys before those of the next tokens: of a recorded step, all that the cache has room for
+    /// but one.
+    pub(super) fn past(&self) -> i64 {
+        if self.step.is_some() { self.room - 1 } else { self.len() }
     }
 }
 
@@ -164,6 +260,10 @@ pub(super) struct LayerCache {
     room: i64,
     is_fixed: bool,
     kind: CacheKind,
+    /// `true` if the first keys and values go to the host's memory where a GPU computes the layer.
+    is_offloaded: bool,
+    /// Position of the next token in recorded steps.
+    position: Option<Tensor>,
 }
 
 /// Tensor of keys or values, or of their scales if they have some.
@@ -172,22 +272,44 @@ type Part = fn(&Held) -> Option<&Tensor>;
 impl LayerCache {
     /// Returns a layer of the same format whose tensors are results of `f` for the keys (0) and the values (1).
     fn with_each(&self, f: impl Fn(usize, Part) -> Result<Option<Tensor>>) -> Result<Self> {
-        let new = |place| -> Result<Option<Held>> {
+        let new = |place, home| -> Result<Option<Held>> {
             let values = f(place, |held| Some(&held.values))?;
             let scales = f(place, |held| held.scales.as_ref())?;
-            Ok(values.map(|values| Held { values, scales }))
+            Ok(values.map(|values| Held { values, scales, home }))
         };
-        let held = match self.held {
-            Some(_) => new(0)?.zip(new(1)?).map(|(keys, values)| [keys, values]),
+        let held = match &self.held {
+            Some([keys, values]) => {
+                new(0, keys.home)?.zip(new(1, values.home)?).map(|(keys, values)| [keys, values])
+            }
             None => None,
         };
-        Ok(Self { held, ..*self })
+        let Self { length, room, is_fixed, kind, is_offloaded, .. } = *self;
+        Ok(Self { held, length, room, is_fixed, kind, is_offloaded, position: None })
+    }
+
+    /// Sets the keys and values of tokens that are still to come to 0. Those that a mask hides are multiplied by 0, which
+    /// leaves a NaN of memory that was never written.
+    fn clear_rest(&mut self) -> Result<()> {
+        for held in self.held.iter().flatten() {
+            for all in held.parts() {
+                let rest = all.f_narrow(2, self.length, held.capacity() - self.length);
+                let _ = tch::no_grad(|| rest?.f_zero_())?;
+            }
+        }
+        Ok(())
     }
 
     fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
+        let batch = rows.size().first().copied().unwrap_or(0);
         for held in self.held.iter_mut().flatten() {
-            held.replace(rows.size().first().copied().unwrap_or(0), None, |all| {
-                Ok(all.f_narrow(2, 0, self.length)?.f_index_select(0, rows)?)
+            if self.position.is_some() && held.values.size()[0] == batch {
+                held.reorder(rows)?;
+                continue;
+            }
+            let length = if self.position.is_some() { held.capacity() } else { self.length };
+            held.replace(batch, None, |all| {
+                let rows = rows.f_to_device(all.device())?;
+                Ok(all.f_narrow(2, 0, length)?.f_index_select(0, &rows)?)
             })?;
         }
         Ok(())
@@ -196,6 +318,12 @@ impl LayerCache {
     /// Appends the keys and values of new tokens, `[batch, heads, tokens, width]`, and returns all.
     pub(super) fn extend(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         tch::no_grad(|| {
+            if let (Some(position), Some([all_keys, all_values])) = (&self.position, &self.held) {
+                return Ok((
+                    all_keys.append_at(position, keys)?,
+                    all_values.append_at(position, values)?,
+                ));
+            }
             let (batch, before) = (keys.size()[0], self.length);
             let length = before + keys.size().get(2).copied().unwrap_or(0);
             if self.is_fixed && length > self.room {
@@ -207,21 +335,83 @@ impl LayerCache {
             let capacity = length.max(2 * before).max(self.room);
             let held = match &mut self.held {
                 Some(held) => held,
-                none => none.insert([
-                    Held::new(keys, capacity, self.kind)?,
-                    Held::new(values, capacity, self.kind)?,
-                ]),
-            };
-            for (held, new) in held.iter_mut().zip([keys, values]) {
-                if held.capacity() < length {
-                    held.replace(batch, Some(capacity), |all| Ok(all.f_narrow(2, 0, before)?))?;
+                none => {
+                    let device = keys.device();
+                    let home = if self.is_offloaded && device.has_streams() {
+                        Home::Host { computed_on: device }
+                    } else {
+                        Home::Device(device)
+                    };
+                    none.insert([
+                        Held::new(keys, capacity, self.kind, home)?,
+                        Held::new(values, capacity, self.kind, home)?,
+                    ])
                 }
-                held.write(before, new)?;
+            };
+            for held in held.iter_mut().filter(|held| held.capacity() < length) {
+                held.replace(batch, Some(capacity), |all| Ok(all.f_narrow(2, 0, before)?))?;
             }
-            self.length = length;
             let [all_keys, all_values] = &*held;
-            Ok((all_keys.read(length, keys.kind())?, all_values.read(length, values.kind())?))
+            let all = (all_keys.append(before, keys)?, all_values.append(before, values)?);
+            self.length = length;
+            Ok(all)
         })
+    }
+}
+
+/// The memory that has keys or values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Home {
+    /// The device that computes the layer.
+    Device(Device),
+    /// Pinned memory of the host, with the tokens adjacent.
+    Host { computed_on: Device },
+}
+
+impl Home {
+    /// Allocates `[batch, heads, capacity, width or 1]`.
+    fn empty(self, size: &[i64], kind: Kind) -> Result<Tensor> {
+        match self {
+            Self::Device(device) => Ok(Tensor::f_empty(size, (kind, device))?),
+            Self::Host { .. } => {
+                let form = (kind, Device::Cpu);
+                let strides = tokens_adjacent(size);
+                pinned_like(&unallocated(size, Some(&strides), form, "it is a cache's shape")?)
+            }
+        }
+    }
+
+    /// Waits for copies into the host's memory.
+    fn synchronize(self) -> Result<()> {
+        match self {
+            Self::Device(_) => Ok(()),
+            Self::Host { computed_on } => computed_on.synchronize(),
+        }
+    }
+
+    /// Joins tensors of such memory along their batch.
+    fn joined(self, parts: &[&Tensor]) -> Result<Tensor> {
+        self.synchronize()?;
+        self.owned(Tensor::f_cat(parts, 0)?)
+    }
+
+    /// Returns the tensor on the device, or a copy of it in the host's memory in the order of such memory.
+    fn owned(self, values: Tensor) -> Result<Tensor> {
+        if matches!(self, Self::Device(_)) {
+            return Ok(values);
+        }
+        self.synchronize()?;
+        let mut own = self.empty(&values.size(), values.kind())?;
+        own.f_copy_(&values)?;
+        Ok(own)
+    }
+}
+
+/// Returns the strides of `[batch, heads, tokens, width]` in memory ordered as `[tokens, batch, heads, width]`.
+fn tokens_adjacent(size: &[i64]) -> Vec<i64> {
+    match *size {
+        [batch, heads, _, width] => vec![heads * width, width, batch * heads * width, 1],
+        _ => Vec::new(),
     }
 }
 
@@ -232,21 +422,28 @@ struct Held {
     values: Tensor,
     /// Scales `[batch, heads, capacity, 1]` of 8-bit values.
     scales: Option<Tensor>,
+    home: Home,
+}
+
+/// Values of new tokens in the format of a cache.
+struct Stored {
+    values: Tensor,
+    scales: Option<Tensor>,
 }
 
 impl Held {
-    fn new(like: &Tensor, capacity: i64, kind: CacheKind) -> Result<Self> {
+    fn new(like: &Tensor, capacity: i64, kind: CacheKind, home: Home) -> Result<Self> {
         let mut size = like.size();
         size[2] = capacity;
-        let empty = |size: &[i64], kind| Tensor::f_empty(size, (kind, like.device()));
         let values = match kind {
-            CacheKind::Computed => empty(&size, like.kind())?,
-            CacheKind::Bf16 => empty(&size, Kind::BFloat16)?,
-            CacheKind::Int8 => empty(&size, Kind::Int8)?,
+            CacheKind::Computed => home.empty(&size, like.kind())?,
+            CacheKind::Bf16 => home.empty(&size, Kind::BFloat16)?,
+            CacheKind::Int8 => home.empty(&size, Kind::Int8)?,
         };
         size[3] = 1;
-        let scales = (kind == CacheKind::Int8).then(|| empty(&size, Kind::Float)).transpose()?;
-        Ok(Self { values, scales })
+        let scales =
+            (kind == CacheKind::Int8).then(|| home.empty(&size, Kind::Float)).transpose()?;
+        Ok(Self { values, scales, home })
     }
 
     fn capacity(&self) -> i64 {
@@ -260,10 +457,11 @@ impl Held {
         capacity: Option<i64>,
         kept: impl Fn(&Tensor) -> Result<Tensor>,
     ) -> Result<()> {
+        self.home.synchronize()?;
         for tensor in std::iter::once(&mut self.values).chain(&mut self.scales) {
             let mut size = tensor.size();
             (size[0], size[2]) = (batch, capacity.unwrap_or(size[2]));
-            let new = Tensor::f_empty(&size, (tensor.kind(), tensor.device()))?;
+            let new = self.home.empty(&size, tensor.kind())?;
             let kept = kept(tensor)?;
             new.f_narrow(2, 0, kept.size()[2])?.f_copy_(&kept)?;
             *tensor = new;
@@ -271,19 +469,86 @@ impl Held {
         Ok(())
     }
 
-    fn write(&mut self, at: i64, new: &Tensor) -> Result<()> {
+    /// Reorders the texts in the same memory, which a recorded step reads.
+    fn reorder(&mut self, rows: &Tensor) -> Result<()> {
+        for tensor in std::iter::once(&mut self.values).chain(&mut self.scales) {
+            let reordered = tensor.f_index_select(0, rows)?;
+            tensor.f_copy_(&reordered)?;
+        }
+        Ok(())
+    }
+
+    /// Appends new tokens behind the first `before`, and returns all.
+    fn append(&self, before: i64, new: &Tensor) -> Result<Tensor> {
+        let stored = self.stored(new)?;
         let count = new.size()[2];
-        let mut place = self.values.f_narrow(2, at, count)?;
-        let Some(scales) = &self.scales else {
-            place.f_copy_(new)?;
-            return Ok(());
+        match self.home {
+            Home::Device(_) => {
+                self.write(before, &stored)?;
+                self.read(before + count, new.kind())
+            }
+            Home::Host { computed_on } => {
+                let loaded = self.loaded(before, computed_on)?;
+                loaded.write(before, &stored)?;
+                for (all, own) in self.parts().zip(stored.parts()) {
+                    let place = all.f_narrow(2, before, count)?;
+                    let form = (place.kind(), computed_on);
+                    let mut ordered = Tensor::f_empty_strided(place.size(), place.stride(), form)?;
+                    ordered.f_copy_(own)?;
+                    begin_copy(&ordered, &place)?;
+                }
+                loaded.read(before + count, new.kind())
+            }
+        }
+    }
+
+    /// Writes one new token at a position of the device, and returns all for which there is room.
+    fn append_at(&self, position: &Tensor, new: &Tensor) -> Result<Tensor> {
+        let stored = self.stored(new)?;
+        for (all, own) in self.parts().zip(stored.parts()) {
+            let _ = all.shallow_clone().f_index_copy_(2, position, own)?;
+        }
+        self.read(self.capacity(), new.kind())
+    }
+
+    /// Copies the first tokens to the device that computes the layer, into memory of the same layout as that of a cache
+    /// on the device.
+    fn loaded(&self, tokens: i64, device: Device) -> Result<Self> {
+        let home = Home::Device(device);
+        let load = |all: &Tensor| -> Result<Tensor> {
+            let loaded = home.empty(&all.size(), all.kind())?;
+            let from = all.f_narrow(2, 0, tokens)?;
+            let form = (from.kind(), device);
+            let ordered = Tensor::f_empty_strided(from.size(), from.stride(), form)?;
+            begin_copy(&from, &ordered)?;
+            loaded.f_narrow(2, 0, tokens)?.f_copy_(&ordered)?;
+            Ok(loaded)
         };
+        let scales = self.scales.as_ref().map(load).transpose()?;
+        Ok(Self { values: load(&self.values)?, scales, home })
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.values).chain(&self.scales)
+    }
+
+    /// Converts new values to the format of the cache.
+    fn stored(&self, new: &Tensor) -> Result<Stored> {
+        if self.scales.is_none() {
+            return Ok(Stored { values: new.f_to_kind(self.values.kind())?, scales: None });
+        }
         let new = new.f_to_kind(Kind::Float)?;
         // The lower bound gives a row of zeros a scale, too.
         let scale = new.f_abs()?.f_amax([-1], true)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
         let scale = scale.f_div_scalar(127.0)?;
-        scales.f_narrow(2, at, count)?.f_copy_(&scale)?;
-        place.f_copy_(&new.f_div(&scale)?.f_round()?.f_clamp(-127.0, 127.0)?)?;
+        let values = new.f_div(&scale)?.f_round()?.f_clamp(-127.0, 127.0)?.f_to_kind(Kind::Int8)?;
+        Ok(Stored { values, scales: Some(scale) })
+    }
+
+    fn write(&self, at: i64, stored: &Stored) -> Result<()> {
+        for (all, own) in self.parts().zip(stored.parts()) {
+            all.f_narrow(2, at, own.size()[2])?.f_copy_(own)?;
+        }
         Ok(())
     }
 
@@ -297,5 +562,11 @@ impl Held {
                 Ok(scaled.f_to_kind(kind)?)
             }
         }
+    }
+}
+
+impl Stored {
+    fn parts(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.values).chain(&self.scales)
     }
 }

@@ -12,7 +12,9 @@ use tch::Tensor;
 
 use super::head::LanguageHead;
 use super::loss::{IGNORED_LABEL, TokenLoss, shifted};
-use super::{CacheKind, CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
+use super::{
+    CacheKind, CausalModel, KeyValueCache, RecordedStep, Tokens, Transformer, VocabularyLogits,
+};
 
 /// A transformer whose last hidden states are the input of a language model's head: [`Gpt2`](crate::Gpt2),
 /// [`Llama`](crate::Llama), or a user-defined one.
@@ -199,6 +201,19 @@ impl<B: CausalBody> CausalModel for CausalLm<B> {
         state: &mut KeyValueCache,
     ) -> Result<VocabularyLogits> {
         self.lm_head.last(&self.body.run(tokens, Some(state), None)?)
+    }
+
+    fn begin_steps(
+        &self,
+        state: &mut KeyValueCache,
+        step: &RecordedStep<'_>,
+    ) -> std::result::Result<(), String> {
+        if !step.is_checked() {
+            return Err(
+                "its weights may move: generate with the `Model`, not its module".to_owned()
+            );
+        }
+        state.begin_steps(step.position())
     }
 
     fn select_rows(&self, state: &mut KeyValueCache, rows: &Tensor) -> Result<()> {

@@ -4,8 +4,8 @@ use brigade_nn::{ContextPart, ContextRegion, ParamPath, Training};
 use brigade_torch::Result;
 use tch::Tensor;
 
-use super::Tokens;
 use super::attention::AttentionMask;
+use super::{KeyValueCache, Tokens};
 
 /// Selection of this rank's part of sequences with context parallelism.
 #[derive(Debug)]
@@ -39,11 +39,14 @@ impl Context {
         &self,
         tokens: &Tokens<'_>,
         past: i64,
-        is_cached: bool,
+        cache: Option<&KeyValueCache>,
     ) -> Result<OwnTokens> {
         let length = tokens.ids.size()[1];
-        if is_cached || self.region.group().is_none() {
-            let mask = AttentionMask::causal(tokens, past, length)?;
+        if cache.is_some() || self.region.group().is_none() {
+            let mask = match cache.and_then(KeyValueCache::step) {
+                Some(step) => AttentionMask::Given(step.mask(tokens.attention_mask)?),
+                None => AttentionMask::causal(tokens, past, length)?,
+            };
             return OwnTokens::take(
                 tokens,
                 past,

@@ -2,6 +2,7 @@
 
 mod beam_search;
 mod reader;
+mod recorded;
 mod rules;
 mod sampling;
 mod staged;
@@ -15,6 +16,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::beam_search::{BeamSearch, Beams, EarlyStopping};
 use self::reader::{Prompt, Reader};
+pub use self::recorded::RecordedStep;
 use self::rules::Before;
 pub use self::staged::{NextLogits, StageCaches, StagedModel, StagedTokens};
 pub use self::text::GeneratedText;
@@ -98,6 +100,23 @@ pub trait CausalModel {
         Ok(self.next_logits(tokens, state)?.into())
     }
 
+    /// Prepares the state for steps of one token that can be recorded as a graph and replayed
+    /// ([`GenerationOptions::capture`]): from now on [`CausalModel::next_logits`] gets one token of each text, and takes
+    /// its place from [`RecordedStep::position`] instead of a number of the host. Its shapes are the same in each step,
+    /// it allocates nothing that later steps read, and does not wait for the device. Positions are given; with padding
+    /// the attention mask is `[batch, tokens]` for all tokens for which the state has room, with 1 for those to come.
+    ///
+    /// # Errors
+    /// Returns the reason if that is impossible, and leaves the state as it is. The default implementation does.
+    fn begin_steps(
+        &self,
+        state: &mut Self::State,
+        step: &RecordedStep<'_>,
+    ) -> std::result::Result<(), String> {
+        let _ = (state, step);
+        Err("the model has no steps of fixed shapes (`CausalModel::begin_steps`)".to_owned())
+    }
+
     /// Replaces the state of text `i` by that of text `rows[i]`. `rows` is int64 `[texts]` on the device of the tokens;
     /// an index may occur several times, so that several continuations share the computation of one prompt.
     ///
@@ -139,6 +158,15 @@ impl<M: CausalModel> CausalModel for Model<M> {
         state: &mut M::State,
     ) -> Result<VocabularyLogits> {
         self.run(|module| module.next_vocabulary_logits(tokens, state))
+    }
+
+    fn begin_steps(
+        &self,
+        state: &mut M::State,
+        step: &RecordedStep<'_>,
+    ) -> std::result::Result<(), String> {
+        self.records_forwards()?;
+        self.module().begin_steps(state, &step.checked())
     }
 
     fn select_rows(&self, state: &mut M::State, rows: &Tensor) -> Result<()> {
@@ -307,6 +335,12 @@ pub struct GenerationOptions {
     /// Storage format of the key-value cache. Memory for all tokens is allocated at the start. Defaults to
     /// [`CacheKind::Computed`].
     pub cache_kind: CacheKind,
+    /// `true` to record the step of one token as a graph on a GPU and replay it for each token, which removes the
+    /// launch overhead of a model's many small kernels. Each step then attends to the cache's memory for all tokens,
+    /// under a mask. [`GeneratedTokens::records`] returns the reason if steps are not recorded, such as a device without
+    /// graphs or weights that are loaded for each use; the tokens are the same, except that logits may differ in the
+    /// last bits. Defaults to `false`.
+    pub capture: bool,
 }
 
 impl Default for GenerationOptions {
@@ -338,6 +372,7 @@ impl Default for GenerationOptions {
             diversity_penalty: 0.0,
             prefill_chunk: None,
             cache_kind: CacheKind::Computed,
+            capture: false,
         }
     }
 }
@@ -548,6 +583,32 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
     /// A text that only reached the maximum length is not one of them.
     pub fn ended(&self) -> &[bool] {
         &self.ended
+    }
+
+    /// Returns `Ok` if the steps of one token are recorded as a graph or will be ([`GenerationOptions::capture`]),
+    /// otherwise the reason why they are not.
+    ///
+    /// ```
+    /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options};
+    /// use brigade_nn::Model;
+    /// use tch::Tensor;
+    ///
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+    /// let mut model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+    /// model.eval();
+    /// let options = GenerationOptions { capture: true, ..Default::default() };
+    /// let mut stream = options.stream(&model, &Tensor::from_slice(&[7i64, 8]).view([1, 2]), None)?;
+    /// while let Some(tokens) = stream.next() {
+    ///     tokens?;
+    /// }
+    /// assert_eq!(stream.records(), Err("the device records no graphs"));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the reason.
+    pub fn records(&self) -> std::result::Result<(), &str> {
+        self.reader.records()
     }
 
     /// Sets strings that end one text each, beside [`GenerationOptions::stop_strings`], which end any: a list for each

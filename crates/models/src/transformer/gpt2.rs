@@ -197,9 +197,9 @@ impl Gpt2 {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<HeadInput> {
-        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        let past = cache.as_deref().map_or(0, KeyValueCache::past);
         tokens.checked_size(past, self.options.n_positions)?;
-        let own = self.context.causal(&tokens, past, cache.is_some())?;
+        let own = self.context.causal(&tokens, past, cache.as_deref())?;
         let shared = Shared { mask: own.mask, rotation: None, part: own.part };
         let mut tied_weight = None;
         let hidden = self.context.run(&shared.part, &own.ids, || {

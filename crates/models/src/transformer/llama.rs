@@ -110,13 +110,13 @@ impl Llama {
         cache: Option<&mut KeyValueCache>,
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<HeadInput> {
-        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        let past = cache.as_deref().map_or(0, KeyValueCache::past);
         // Rotary embeddings have no maximum position, but quality drops beyond the sequence length of the training.
         tokens.checked_size(past, i64::MAX)?;
         if tokens.token_type_ids.is_some() {
             return Err(Error::invalid_argument("Llama has no token types: give ids and a mask"));
         }
-        let own = self.context.causal(&tokens, past, cache.is_some())?;
+        let own = self.context.causal(&tokens, past, cache.as_deref())?;
         let part = own.part;
         let mut tied_weight = None;
         let hidden = self.context.run(&part, &own.ids, || {

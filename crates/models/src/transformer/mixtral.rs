@@ -157,13 +157,13 @@ impl Mixtral {
         seen: Option<&mut Vec<Tensor>>,
         balanced: bool,
     ) -> Result<OwnStates> {
-        let past = cache.as_deref().map_or(0, KeyValueCache::len);
+        let past = cache.as_deref().map_or(0, KeyValueCache::past);
         // Rotary embeddings have no maximum position, but quality drops beyond the sequence length of the training.
         let (_, length) = tokens.checked_size(past, i64::MAX)?;
         if tokens.token_type_ids.is_some() {
             return Err(Error::invalid_argument("Mixtral has no token types: give ids and a mask"));
         }
-        let own = self.context.causal(&tokens, past, cache.is_some())?;
+        let own = self.context.causal(&tokens, past, cache.as_deref())?;
         let part = own.part;
         let mask = match self.options.sliding_window {
             Some(window) if part.is_divided() && length > window => {
@@ -172,7 +172,10 @@ impl Mixtral {
                      context group has a part: take shorter sequences, or no context axis"
                 )));
             }
-            Some(window) => own.mask.within_window(window, past, &tokens)?,
+            Some(window) => {
+                let step = cache.as_deref().and_then(KeyValueCache::step);
+                own.mask.within_window(window, past, &tokens, step)?
+            }
             None => own.mask,
         };
         let counted = if balanced { Some(self.counted(&tokens, &part)?) } else { None };

@@ -52,7 +52,9 @@ impl VocabularyLogits {
 
     /// Returns the logits of these rows of the first dimension, in their order.
     pub(super) fn select_rows(&self, rows: &Tensor) -> Result<Self> {
-        Ok(Self { own: self.own.f_index_select(0, rows)?, divided: self.divided.clone() })
+        // A device map may compute on another device than that of the prompt.
+        let rows = rows.f_to_device(self.own.device())?;
+        Ok(Self { own: self.own.f_index_select(0, &rows)?, divided: self.divided.clone() })
     }
 
     /// Gathers and returns the logits of the whole vocabulary.

@@ -10,6 +10,7 @@ mod golden;
 mod messages;
 mod pipeline;
 mod pretrained_memory;
+mod recorded_steps;
 mod residual_kernels;
 mod resnet;
 mod sharded;

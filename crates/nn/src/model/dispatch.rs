@@ -45,6 +45,13 @@ pub(crate) struct Dispatched {
     rings: Vec<Arc<WeightRing>>,
 }
 
+impl Dispatched {
+    /// Returns the rings that load weights for each use.
+    pub(super) fn rings(&self) -> &[Arc<WeightRing>] {
+        &self.rings
+    }
+}
+
 /// Number of places of a ring: one is filled while the other is used.
 const PLACES: usize = 2;
 
@@ -262,7 +269,9 @@ impl<M> Model<M> {
             let device = devices.get(owner).copied().unwrap_or(main);
             let parts = held.get(owner).cloned().unwrap_or_default();
             let ring = rings.iter().find(|(on, _)| *on == device && !parts.is_empty());
-            Arc::new(Placed { device, ring: ring.map(|(_, ring)| Arc::clone(ring)), parts })
+            let ring = ring.map(|(_, ring)| Arc::clone(ring));
+            let offloads_cache = placement.offloads_caches() && ring.is_some();
+            Arc::new(Placed { device, ring, parts, offloads_cache })
         };
         for (name, unit) in &self.units {
             unit.set_placed(placed(&Owner::Unit(name.clone())));

@@ -60,6 +60,25 @@ pub(super) struct Device {
     pub(super) reserve: u64,
 }
 
+/// Bytes of the caches of offloaded units that are elsewhere than the weights of their units.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct MovedCaches {
+    /// Bytes on the device that computes offloaded layers.
+    pub(super) main: u64,
+    /// Bytes in the host's memory, beside a GPU that computes.
+    pub(super) host: u64,
+}
+
+impl MovedCaches {
+    pub(super) fn fits_in(self, other: Self) -> bool {
+        self.main <= other.main && self.host <= other.host
+    }
+
+    pub(super) fn max(self, other: Self) -> Self {
+        Self { main: self.main.max(other.main), host: self.host.max(other.host) }
+    }
+}
+
 impl Device {
     /// Returns the number of bytes for weights and caches.
     pub(super) fn budget(self) -> Option<u64> {
@@ -90,13 +109,19 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Reserves bytes on each device that computes, and further ones on the device that computes offloaded layers.
-    pub(super) fn reserve(&mut self, each: u64, main: u64) {
+    /// Reserves bytes on each device that computes, and further ones for the caches of offloaded units.
+    pub(super) fn reserve(&mut self, each: u64, moved: MovedCaches) {
         let has_gpu = self.devices.iter().any(|device| device.place.is_gpu());
         let computes = |place: Place| place.is_gpu() || (place == Place::Cpu && !has_gpu);
-        let computing = self.devices.iter_mut().filter(|device| computes(device.place));
-        for (number, device) in computing.enumerate() {
-            device.reserve = each.saturating_add(if number == 0 { main } else { 0 });
+        let mut main = Some(moved.main);
+        for device in &mut self.devices {
+            device.reserve = if computes(device.place) {
+                each.saturating_add(main.take().unwrap_or(0))
+            } else if device.place == Place::Cpu {
+                moved.host
+            } else {
+                0
+            };
         }
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use brigade_rank_env::text::escaped;
 use serde::{Serialize, Serializer};
 
-use super::limits::{Device, Limits};
+use super::limits::{Device, Limits, MovedCaches};
 use super::sizes::Sizes;
 use super::tree::{Item, ModuleTree};
 use super::{DeviceMapError, Place};
@@ -22,6 +22,8 @@ pub struct Placement {
     devices: Vec<Device>,
     /// Bytes of the cache of a unit.
     unit_cache: u64,
+    /// `true` if the caches of units that are offloaded from a GPU are in the host's memory.
+    offloads_caches: bool,
     notes: Vec<String>,
 }
 
@@ -105,7 +107,8 @@ impl Placement {
         }
         let place_of = entries.iter().cloned().collect();
         let (devices, unit_cache) = (limits.devices, sizes.unit_reserve);
-        Ok(Self { entries, place_of, layers, devices, unit_cache, notes })
+        let offloads_caches = sizes.offloads_caches;
+        Ok(Self { entries, place_of, layers, devices, unit_cache, offloads_caches, notes })
     }
 
     /// Returns names of modules and tensors with their places. The longest name around a tensor decides.
@@ -150,12 +153,22 @@ impl Placement {
     }
 
     /// Returns the bytes of a device that are reserved for activations, and for the caches of the units that it computes
-    /// ([`DeviceMap::reserve`](super::DeviceMap::reserve)).
+    /// ([`DeviceMap::reserve`](super::DeviceMap::reserve)) or whose offloaded caches it has
+    /// ([`DeviceMap::offload_caches`](super::DeviceMap::offload_caches)).
     #[must_use]
     pub fn reserved(&self, place: Place) -> u64 {
         let device = self.devices.iter().find(|device| device.place == place);
-        let caches = if self.is_offloaded(place) { 0 } else { self.caches_in(place) };
+        let has_caches = place == Place::Cpu && self.offloads_caches;
+        let caches =
+            if self.is_offloaded(place) && !has_caches { 0 } else { self.caches_in(place) };
         device.map_or(0, |device| device.reserve.saturating_add(caches))
+    }
+
+    /// Returns `true` if the key-value caches of units whose weights are offloaded from a GPU are in the host's memory
+    /// ([`DeviceMap::offload_caches`](super::DeviceMap::offload_caches)).
+    #[must_use]
+    pub fn offloads_caches(&self) -> bool {
+        self.offloads_caches
     }
 
     /// Returns the device that computes layers whose weights are not on a GPU: the first GPU of the map, otherwise the
@@ -217,10 +230,17 @@ impl Placement {
         (units.count() as u64).saturating_mul(self.unit_cache)
     }
 
-    /// Returns the bytes of the caches of offloaded units.
-    pub(super) fn offloaded_caches(&self) -> u64 {
+    /// Returns the bytes of the caches of offloaded units, on the devices that have them.
+    pub(super) fn moved_caches(&self) -> MovedCaches {
         let offloaded = [Place::Cpu, Place::Disk].into_iter().filter(|it| self.is_offloaded(*it));
-        offloaded.map(|place| self.caches_in(place)).fold(0, u64::saturating_add)
+        let all = offloaded.map(|place| self.caches_in(place)).fold(0, u64::saturating_add);
+        if !self.offloads_caches || !self.compute_place().is_gpu() {
+            return MovedCaches { main: all, host: 0 };
+        }
+        // A unit's cache, and its copy in the order of the host's memory. The rules count the caches of units whose
+        // weights are in the host's memory with these.
+        let main = all.min(self.unit_cache.saturating_mul(2));
+        MovedCaches { main, host: self.caches_in(Place::Disk) }
     }
 
     fn is_offloaded(&self, place: Place) -> bool {

@@ -16,6 +16,8 @@ pub(super) struct Sizes {
     modules: Vec<u64>,
     /// Bytes reserved for each unit.
     pub(super) unit_reserve: u64,
+    /// `true` if what is reserved for offloaded units is in the host's memory.
+    pub(super) offloads_caches: bool,
 }
 
 impl Sizes {
@@ -53,7 +55,7 @@ impl Sizes {
                 add(tree, &mut modules, module, unit_reserve).ok_or_else(too_large)?;
             }
         }
-        Ok(Self { tensors, modules, unit_reserve })
+        Ok(Self { tensors, modules, unit_reserve, offloads_caches: map.offload_caches })
     }
 
     /// Returns the bytes of an item, with those reserved for its units.

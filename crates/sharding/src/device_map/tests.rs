@@ -223,6 +223,43 @@ fn without_a_gpu_the_caches_of_layers_on_the_disk_are_in_the_hosts_memory() {
 }
 
 #[test]
+fn offloaded_caches_leave_room_on_a_gpu_and_take_it_from_the_hosts_memory() {
+    let reserve = Reserve { device: 100, unit: 200 };
+    let map = DeviceMap::sequential().max_memory([("cuda:0", "3200"), ("cpu", "1M")]);
+    let map = map.reserve(reserve);
+    let on_gpu = |placement: &Placement| {
+        placement.layers().iter().filter(|it| it.place.is_gpu() && it.is_unit).count() as u64
+    };
+    let kept = resolve(&map).unwrap();
+    assert!(on_gpu(&kept) < 4 && !kept.offloads_caches());
+    let offloaded = resolve(&map.clone().offload_caches(true)).unwrap();
+    assert!(offloaded.offloads_caches() && on_gpu(&offloaded) >= on_gpu(&kept));
+    // Room for the caches of two units that come and go.
+    let gpu = on_gpu(&offloaded);
+    assert_eq!(offloaded.reserved(Place::Cuda(0)), 100 + 200 * gpu + (200 * (4 - gpu)).min(400));
+    assert_eq!(offloaded.reserved(Place::Cpu), 200 * (4 - gpu));
+    // Those of weights on the disk are in the host's memory, too, which has less room for weights.
+    let map = map.max_memory([("cuda:0", "2100"), ("cpu", "1300")]).offload_caches(true);
+    let offloaded = resolve(&map).unwrap();
+    let [gpu, host] = [Place::Cuda(0), Place::Cpu].map(|place| {
+        offloaded.layers().iter().filter(|it| it.place == place && it.is_unit).count() as u64
+    });
+    assert!(gpu + host < 4, "{offloaded}");
+    assert_eq!(offloaded.reserved(Place::Cpu), 200 * (4 - gpu));
+    for (place, bytes) in offloaded.bytes() {
+        let limit = offloaded.limit(place).unwrap_or(u64::MAX);
+        assert!(bytes + offloaded.reserved(place) <= limit, "{offloaded}");
+    }
+    // Without a GPU they are where they are computed.
+    let map = DeviceMap::fill().max_memory([("cpu", "3200")]).reserve(reserve);
+    let [kept, offloaded] = [false, true].map(|is_on| {
+        let placement = resolve(&map.clone().offload_caches(is_on)).unwrap();
+        (placement.reserved(Place::Cpu), placement.bytes())
+    });
+    assert_eq!(kept, offloaded);
+}
+
+#[test]
 fn maps_by_hand_keep_what_is_reserved() {
     let map = DeviceMap::by_hand([("", "cuda:0")]);
     let map = map.reserve(Reserve { device: 20, unit: 100 });

@@ -49,8 +49,22 @@ pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
 }
 
 /// Starts to copy a tensor into another of its shape and kind, on this thread's stream if one of them is on a GPU, and
-/// does not wait for it. The host's tensor is pinned, and must not change until the copy is complete.
-pub(crate) fn begin_copy(from: &Tensor, into: &Tensor) -> Result<(), Error> {
+/// does not wait for it. The host's tensor is in pinned memory ([`pinned_like`]); until the copy is complete it must not
+/// be changed, and must not be read if it is the destination. It is complete for later operations on the same stream,
+/// and for the host after [`crate::DeviceExt::synchronize`].
+///
+/// ```
+/// use brigade_torch::begin_copy;
+/// use tch::Tensor;
+/// let (from, into) = (Tensor::from_slice(&[3i64, 1]), Tensor::from_slice(&[0i64, 0]));
+/// begin_copy(&from, &into)?;
+/// assert_eq!(into, from);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] for shapes that cannot be broadcast.
+pub fn begin_copy(from: &Tensor, into: &Tensor) -> Result<(), Error> {
     ffi::copy_to_host(borrow(from), &borrow_optional(Some(into)))
         .map(drop)
         .map_err(|error| Error::libtorch("copy", &error))

@@ -21,6 +21,7 @@ mod regions;
 #[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;
 mod rotary;
+mod scaled_rows;
 mod tied_embedding;
 mod vocabulary_parallel;
 mod weight_copies;

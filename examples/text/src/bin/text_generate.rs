@@ -58,6 +58,12 @@ struct Options {
     /// Rule by which layers are given to devices.
     #[arg(long, value_enum, default_value_t = Rule::Auto, requires = "max_memory")]
     rule: Rule,
+    /// Keeps the key-value caches of layers whose weights come to a GPU in the host's memory, too.
+    #[arg(long, requires = "max_memory")]
+    offload_cache: bool,
+    /// Records the step of one token as a graph on a GPU, and replays it for each token.
+    #[arg(long)]
+    capture: bool,
     /// Computes on the CPU where there is a GPU, too.
     #[arg(long)]
     cpu: bool,
@@ -198,6 +204,9 @@ impl Options {
             for text in waiting.split_off(current + 1) {
                 writeln!(out, "{text}")?;
             }
+            if let (true, Err(reason)) = (self.capture, text.tokens().records()) {
+                eprintln!("steps are not recorded: {reason}");
+            }
             text.tokens().texts().iter().map(Vec::len).sum::<usize>() - known
         };
         let seconds = begin.elapsed().as_secs_f64();
@@ -273,6 +282,7 @@ impl Options {
             // In the type of the files a cache takes at most as much.
             let reserve = self.reserve::<M>(prompts, given.unwrap_or(Kind::Float))?;
             let map = map.max_memory(limits.clone()).reserve(reserve);
+            let map = map.offload_caches(self.offload_cache);
             let weights = match (given, &self.weights) {
                 (Some(kind), None) => Weights::float(kind),
                 _ => weights,
@@ -331,6 +341,7 @@ impl Options {
             num_return_sequences: self.texts.into(),
             length_penalty: self.length_penalty,
             prefill_chunk: self.prefill_chunk.map(i64::from),
+            capture: self.capture,
             ..GenerationOptions::default()
         })
     }

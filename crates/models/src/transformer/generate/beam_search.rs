@@ -130,7 +130,8 @@ impl<'m, M: CausalModel> BeamSearch<'m, M> {
                 let copies = Tensor::f_arange(texts as i64, (Kind::Int64, device))?
                     .f_repeat_interleave_self_int(num_beams, 0, None)?;
                 self.reader.select_rows(&copies)?;
-                scores = scores.f_index_select(0, &copies)?;
+                // A device map may compute on another device than that of the prompt.
+                scores = scores.f_index_select(0, &copies.f_to_device(scores.device())?)?;
             }
             if scores.size()[0] != texts as i64 * num_beams {
                 return Err(refused(format!("the model gave logits {:?}", logits.size())));

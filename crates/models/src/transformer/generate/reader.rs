@@ -3,6 +3,7 @@
 use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
+use super::recorded::{FirstStep, RecordedSteps};
 use super::{CausalModel, GenerationOptions, refused};
 use crate::{Tokens, VocabularyLogits};
 
@@ -48,6 +49,18 @@ impl Prompt {
     }
 }
 
+/// How the steps of one token are computed.
+enum Steps {
+    /// One by one, for this reason.
+    Plain(String),
+    /// As a graph from the first step behind the prompt on.
+    ToRecord,
+    Recorded(Box<RecordedSteps>),
+}
+
+/// The room of a recorded step's cache is a multiple of this number of tokens, as attention's kernels need of a mask.
+const MASK_ALIGNMENT: i64 = 8;
+
 /// A function that returns `true` if any rank needs a forward.
 type AnyRank<'m> = Box<dyn Fn(bool) -> Result<bool> + 'm>;
 
@@ -64,6 +77,9 @@ pub(super) struct Reader<'m, M: CausalModel> {
     /// Number of padding tokens in the text with the most.
     padding: i64,
     chunk: Option<i64>,
+    /// Number of tokens for which the state has room.
+    room: i64,
+    steps: Steps,
     /// Agreement with the ranks that compute the same number of forwards.
     any_rank: Option<AnyRank<'m>>,
 }
@@ -71,9 +87,17 @@ pub(super) struct Reader<'m, M: CausalModel> {
 impl<'m, M: CausalModel> Reader<'m, M> {
     pub(super) fn new(model: &'m M, prompt: &Prompt, options: &GenerationOptions) -> Result<Self> {
         let tokens = prompt.ids.size()[1];
+        let mut room = tokens + prompt.left;
+        let mut steps = Steps::Plain("`GenerationOptions::capture` is false".to_owned());
+        if options.capture {
+            room = room.saturating_add(MASK_ALIGNMENT - 1) / MASK_ALIGNMENT * MASK_ALIGNMENT;
+            steps = Steps::ToRecord;
+        }
         Ok(Self {
             model,
-            state: model.start_as(tokens + prompt.left, options.cache_kind)?,
+            state: model.start_as(room, options.cache_kind)?,
+            room,
+            steps,
             positions: None,
             mask: prompt.mask.as_ref().map(Tensor::shallow_clone),
             ids: prompt.ids.shallow_clone(),
@@ -86,6 +110,19 @@ impl<'m, M: CausalModel> Reader<'m, M> {
 
     pub(super) fn synchronize(&mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) {
         self.any_rank = Some(Box::new(any_rank));
+        // A state that was prepared for recorded steps stays so.
+        if !matches!(self.steps, Steps::Recorded(_)) {
+            self.steps = Steps::Plain("ranks agree on each step".to_owned());
+        }
+    }
+
+    /// Returns the reason why steps are not recorded as a graph.
+    pub(super) fn records(&self) -> std::result::Result<(), &str> {
+        match &self.steps {
+            Steps::Plain(reason) => Err(reason),
+            Steps::ToRecord => Ok(()),
+            Steps::Recorded(steps) => steps.plain().map_or(Ok(()), Err),
+        }
     }
 
     pub(super) fn mask(&self) -> Option<&Tensor> {
@@ -103,6 +140,9 @@ impl<'m, M: CausalModel> Reader<'m, M> {
             return Err(refused(format!(
                 "the model has {limit} positions, found {length} tokens: take shorter texts, or a smaller max_new_tokens"
             )));
+        }
+        if let Some(logits) = self.recorded_logits()? {
+            return Ok(logits.into());
         }
         let chunk = self.chunk.unwrap_or(tokens).min(tokens);
         let mut begin = 0;
@@ -128,6 +168,32 @@ impl<'m, M: CausalModel> Reader<'m, M> {
         }
     }
 
+    /// Computes the logits behind one token by steps that can be recorded. `None` if they cannot.
+    fn recorded_logits(&mut self) -> Result<Option<Tensor>> {
+        if self.seen == 0 {
+            return Ok(None);
+        }
+        if matches!(self.steps, Steps::ToRecord) {
+            let padded = match (&self.positions, &self.mask) {
+                // The mask has the present token, too.
+                (Some(positions), Some(mask)) => Some([positions, mask]),
+                _ => None,
+            };
+            let first = FirstStep { ids: &self.ids, padded, seen: self.seen, room: self.room };
+            self.steps = match RecordedSteps::begin(self.model, &mut self.state, &first)? {
+                Ok(steps) => Steps::Recorded(Box::new(steps)),
+                Err(reason) => Steps::Plain(reason),
+            };
+        }
+        if matches!(self.steps, Steps::Recorded(_)) {
+            self.agree(true)?;
+        }
+        let Steps::Recorded(steps) = &mut self.steps else { return Ok(None) };
+        let logits = steps.logits(self.model, &mut self.state, &self.ids)?;
+        self.seen += 1;
+        Ok(Some(logits))
+    }
+
     /// Appends the next token of each text, `[batch, 1]`.
     pub(super) fn push(&mut self, column: Tensor) -> Result<()> {
         if let Some(mask) = &self.mask {
@@ -149,6 +215,9 @@ impl<'m, M: CausalModel> Reader<'m, M> {
             *tensor = tensor.f_index_select(0, rows)?;
         }
         self.ids = self.ids.f_index_select(0, rows)?;
+        if let Steps::Recorded(steps) = &mut self.steps {
+            steps.select_rows(rows)?;
+        }
         Ok(())
     }
 

@@ -3,10 +3,10 @@
 use std::fs;
 
 use brigade_models::{
-    BertForMaskedLm, BertForSequenceClassification, BertOptions, CausalModel, GenerationOptions,
-    Gpt2LmHead, Gpt2Options, LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions,
-    ResNetOptions, Tokens, Transformer, TransformerOptions, UNet, UNetOptions, convnext_tiny,
-    resnet18,
+    BertForMaskedLm, BertForSequenceClassification, BertOptions, CacheKind, CausalModel,
+    GenerationOptions, Gpt2LmHead, Gpt2Options, KeyValueCache, LlamaForCausalLm, LlamaOptions,
+    MixtralForCausalLm, MixtralOptions, ResNetOptions, Tokens, Transformer, TransformerOptions,
+    UNet, UNetOptions, convnext_tiny, resnet18,
 };
 use brigade_nn::{Model, Module, ParamPath, Weights};
 use brigade_sharding::device_map::{DeviceMap, Place};
@@ -206,6 +206,105 @@ fn the_cache_of_a_generation_is_reserved_in_the_map() {
     let greedy = GenerationOptions { max_new_tokens: 8, ..Default::default() };
     let expected = greedy.generate(&whole, &ids(3, 5), None).unwrap();
     assert_eq!(greedy.generate(&kept, &ids(3, 5), None).unwrap(), expected);
+}
+
+/// Writes a Llama to a folder.
+fn llama_in(folder: &std::path::Path, layers: usize) {
+    let options = LlamaOptions {
+        vocab_size: 20,
+        hidden_size: 64,
+        intermediate_size: 64,
+        num_hidden_layers: layers,
+        num_attention_heads: 4,
+        num_key_value_heads: Some(2),
+        ..Default::default()
+    };
+    let model = Model::new(|path| LlamaForCausalLm::new(path, &options)).unwrap();
+    LlamaForCausalLm::save_pretrained(&model, folder).unwrap();
+}
+
+/// Loads it with one layer on the GPU, two on the disk and the others in the host's memory.
+fn offloaded_llama(folder: &std::path::Path, caches_too: bool) -> Model<LlamaForCausalLm> {
+    let map = DeviceMap::by_hand([
+        ("", "cuda:0"),
+        ("model.layers", "cpu"),
+        ("model.layers.1", "cuda:0"),
+        ("model.layers.2", "disk"),
+        ("model.layers.3", "disk"),
+    ]);
+    let map = map.offload_caches(caches_too);
+    LlamaForCausalLm::from_pretrained_on(folder, &map, &Weights::default()).unwrap()
+}
+
+#[test]
+fn a_cache_that_is_offloaded_with_its_weights_has_the_same_numbers() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    llama_in(folder.path(), 4);
+    let models = [false, true].map(|offloads| offloaded_llama(folder.path(), offloads));
+    let logits = |model: &Model<LlamaForCausalLm>, mut cache: KeyValueCache| {
+        let mut steps = Vec::new();
+        let ids = ids(3, 9).to_device(Device::Cuda(0));
+        for (at, count) in [(0, 5), (5, 1), (6, 1), (7, 2)] {
+            let ids = ids.narrow(1, at, count);
+            let step = || model.run(|model| model.forward_cached((&ids).into(), &mut cache));
+            steps.push(tch::no_grad(step).unwrap());
+            // Texts change their order, as in a beam search.
+            let rows = Tensor::from_slice(&[2i64, 0, 1]).to_device(Device::Cuda(0));
+            cache.select_rows(&rows).unwrap();
+        }
+        Tensor::cat(&steps, 1).to_device(Device::Cpu)
+    };
+    // With room for all tokens, and with memory that grows.
+    for (kind, room) in [(CacheKind::Computed, 1), (CacheKind::Bf16, 9), (CacheKind::Int8, 1)] {
+        let [expected, found] =
+            models.each_ref().map(|model| logits(model, KeyValueCache::with_room(room).kind(kind)));
+        assert_eq!(found, expected, "{kind:?}, room {room}");
+    }
+    let options = GenerationOptions {
+        num_beams: 3,
+        num_return_sequences: 2,
+        max_new_tokens: 4,
+        cache_kind: CacheKind::Int8,
+        ..Default::default()
+    };
+    let mask = Tensor::from_slice(&[1i64, 1, 1, 0, 1, 1]).view([2, 3]);
+    let [expected, found] =
+        models.each_ref().map(|model| options.generate(model, &ids(2, 3), Some(&mask)).unwrap());
+    assert_eq!(found, expected);
+}
+
+/// Alone in its process, whose device it measures.
+#[test]
+fn an_offloaded_cache_takes_the_memory_of_two_units_on_a_gpu() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    llama_in(folder.path(), 8);
+    const ROOM: i64 = 2048;
+    // Keys and values of 2 heads of 16 numbers, for four texts.
+    let cache_of_unit = 2 * 2 * 16 * 4 * 4 * ROOM as u64;
+    let run = |offloads: bool| {
+        let before = fake::memory(0).unwrap().allocated;
+        let model = offloaded_llama(folder.path(), offloads);
+        let weights = fake::memory(0).unwrap().allocated - before;
+        let mut cache = KeyValueCache::with_room(ROOM);
+        for count in [7, 1, 1] {
+            let ids = ids(4, count).to_device(Device::Cuda(0));
+            let step = || model.run(|model| model.forward_cached((&ids).into(), &mut cache));
+            let _ = tch::no_grad(step).unwrap();
+        }
+        fake::memory(0).unwrap().peak - before - weights
+    };
+    // The cache of the unit on the GPU, two more, and activations of 28 tokens.
+    let bound = 3 * cache_of_unit + (1 << 19);
+    let offloaded = run(true);
+    assert!(offloaded < bound, "{offloaded} bytes with caches of {cache_of_unit}");
+    let on_gpu = run(false);
+    assert!(on_gpu > 8 * cache_of_unit, "{on_gpu} bytes with caches of {cache_of_unit}");
 }
 
 /// Compares outputs on a map that has all on the disk, and on one that has all on a GPU with blocks in the host's memory.

@@ -112,6 +112,56 @@ fn gpt2_llama_and_mixtral_are_quantised_and_come_back_to_the_bit() -> Result<()>
 }
 
 #[test]
+fn stacked_experts_of_transformers_5_are_converted_to_the_same_bits() -> Result<()> {
+    tch::manual_seed(3);
+    let options = MixtralOptions {
+        vocab_size: 50,
+        hidden_size: 64,
+        intermediate_size: 96,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: Some(2),
+        num_local_experts: 3,
+        ..Default::default()
+    };
+    let model = Model::new(|path| MixtralForCausalLm::new(path, &options))?;
+    let folder = tempfile::tempdir().unwrap();
+    let newer = folder.path().join("newer");
+    MixtralForCausalLm::save_config(&model, &newer)?;
+    model.save_weights(newer.join("model.safetensors"))?;
+    let skipped = "*.1.mlp.experts.down_proj";
+    for weights in [Weights::int8(), Weights::int4(32).calibrated(), Weights::fp8()] {
+        let weights = weights.skip(skipped);
+        let format = weights.format().unwrap();
+        let converted = folder.path().join(format.to_string().replace(':', "_"));
+        let options = QuantizeOptions {
+            format,
+            is_calibrated: weights.is_calibrated(),
+            also: Vec::new(),
+            skip: vec![skipped.to_owned()],
+        };
+        let report = quantize(&newer, &converted, &options).unwrap();
+        assert_eq!(report.changed, [format!("11 weights are stored in {format}")]);
+        let builder = Model::builder();
+        let (expected, of_model) =
+            MixtralForCausalLm::from_pretrained_quantized(&newer, builder, &weights)?;
+        assert_eq!(of_model.layers.len(), 11);
+        let found = MixtralForCausalLm::from_pretrained(&converted)?;
+        for parameter in found.parameters() {
+            let name = parameter.name;
+            let packed = |model: &Model<MixtralForCausalLm>| {
+                model.quantized_weight(&name).map(|weight| weight.to_packed().unwrap())
+            };
+            assert_eq!(packed(&found), packed(&expected), "{name}");
+            let is_stack = name.contains(".experts.") && !name.ends_with("1.mlp.experts.down_proj");
+            assert!(packed(&found).is_some() || !is_stack, "{name}");
+        }
+        assert_eq!(found.forward(&ids())?, expected.forward(&ids())?);
+    }
+    Ok(())
+}
+
+#[test]
 fn a_quantised_model_in_bf16_generates_and_has_a_loss() -> Result<()> {
     tch::manual_seed(4);
     let mut model = Model::new(|path| LlamaForCausalLm::new(path, &llama()))?;

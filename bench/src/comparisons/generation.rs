@@ -1,0 +1,129 @@
+//! Comparison of text generation on two threads of the CPU: quantised weights, and GPT-2 against transformers.
+
+use anyhow::{Context, Result};
+
+use super::milliseconds;
+use super::training::megabytes;
+use crate::processes::{Side, median};
+use crate::table::Row;
+
+/// Seconds of a token, and the highest memory.
+#[derive(Clone, Copy)]
+struct Measured {
+    seconds: f64,
+    bytes: f64,
+}
+
+/// Number of generated tokens.
+const TOKENS: &str = "32";
+
+/// Runs sides in turns, round by round.
+fn measured<const N: usize>(rounds: usize, sides: &[Side; N]) -> Result<[Measured; N]> {
+    let mut found = [const { (Vec::new(), Vec::new()) }; N];
+    for round in 0..rounds {
+        for turn in 0..N {
+            let side = (round + turn) % N;
+            let [mut seconds, bytes] = sides[side].lists::<2>()?;
+            found[side].0.push(median(&mut seconds));
+            found[side].1.extend(bytes);
+        }
+    }
+    Ok(found.map(|(mut seconds, mut bytes)| Measured {
+        seconds: median(&mut seconds),
+        bytes: median(&mut bytes),
+    }))
+}
+
+/// Compares tokens of a Llama with 1.1 billion parameters in int8 and int4 with bfloat16, and with PyTorch's modules on
+/// the same kernels.
+pub(crate) fn quantised(rounds: usize) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let written = |format: &str| -> Result<String> {
+        let path = folder.path().join(format.replace(':', "_"));
+        let path = path.to_str().context("the temporary folder is not UTF-8")?.to_owned();
+        Side::own(&format!("generation write-llama {path} {format}")).lists::<1>()?;
+        Ok(path)
+    };
+    let own = |path: &str| Side::own(&format!("generation llama {path} {TOKENS}"));
+    let bf16 = written("bf16")?;
+    let mut rows = Vec::new();
+    for (format, peer_format, [speed, memory, peer], [least, most]) in [
+        (
+            "int8",
+            "int8",
+            [
+                "a token of a Llama of 1.1 B parameters in int8, batch 1: against bfloat16",
+                "the same: highest memory",
+                "the same: against PyTorch's modules on the same kernels",
+            ],
+            [1.5, 0.55],
+        ),
+        (
+            "int4:128",
+            "int4",
+            [
+                "a token of it in int4, batch 1: against bfloat16",
+                "the same: highest memory",
+                "the same: against PyTorch's modules on the same kernels",
+            ],
+            [2.0, 0.35],
+        ),
+    ] {
+        let path = written(format)?;
+        let [ours, floats] = measured(rounds, &[own(&path), own(&bf16)])?;
+        rows.push(times(speed, ours.seconds, floats.seconds, least));
+        rows.push(Row {
+            what: memory,
+            ours: megabytes(ours.bytes),
+            other: megabytes(floats.bytes),
+            ratio: format!("{:.2}", ours.bytes / floats.bytes),
+            goal: format!("at most {most:.2}"),
+            reached: ours.bytes <= most * floats.bytes,
+        });
+        let arguments = ["llama", &bf16, peer_format, TOKENS];
+        let Some(theirs) = Side::peer("peers/generation.py", &arguments) else { continue };
+        let [ours, theirs] = measured(rounds, &[own(&path), theirs])?;
+        rows.push(times(peer, ours.seconds, theirs.seconds, 1.0));
+    }
+    Ok(rows)
+}
+
+/// Compares greedy generation of GPT-2 with 124 M parameters in float32 with transformers, with its dynamic and its
+/// static cache.
+pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("gpt2");
+    let path = path.to_str().context("the temporary folder is not UTF-8")?;
+    Side::own(&format!("generation write-gpt2 {path}")).lists::<1>()?;
+    let mut rows = Vec::new();
+    for (batch, dynamic_cache, static_cache) in [
+        (
+            "1",
+            "greedy generation of GPT-2 124M, fp32, 16 tokens before 32, batch 1: against transformers",
+            "batch 1: against transformers with a static cache",
+        ),
+        ("8", "batch 8: against transformers", "batch 8: against transformers with a static cache"),
+    ] {
+        let peer = |cache| Side::peer("peers/generation.py", &["gpt2", path, cache, batch, TOKENS]);
+        let (Some(dynamic), Some(fixed)) = (peer("dynamic"), peer("static")) else {
+            return Ok(Vec::new());
+        };
+        let own = Side::own(&format!("generation gpt2 {path} {batch} {TOKENS}"));
+        let [ours, dynamic, fixed] = measured(rounds, &[own, dynamic, fixed])?;
+        rows.push(times(dynamic_cache, ours.seconds, dynamic.seconds, 1.5));
+        rows.push(times(static_cache, ours.seconds, fixed.seconds, 1.5));
+    }
+    Ok(rows)
+}
+
+/// Returns a row with the speedup.
+fn times(what: &'static str, ours: f64, other: f64, goal: f64) -> Row {
+    Row {
+        what,
+        ours: milliseconds(ours),
+        other: milliseconds(other),
+        ratio: format!("{:.2}x", other / ours),
+        goal: format!("at least {goal:.2}x"),
+        reached: goal * ours <= other,
+    }
+}
