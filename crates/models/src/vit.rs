@@ -7,7 +7,7 @@ use brigade_nn::{
     ParamPath, Stages, Unit,
 };
 use brigade_rank_env::text::counted;
-use brigade_torch::{ResidualNorm, Result};
+use brigade_torch::{Activation, ResidualNorm, Result};
 use tch::{Kind, Tensor};
 
 use crate::ImageClassifier;
@@ -324,7 +324,7 @@ impl Block {
             let attended = self.branch(&self.attend(&normed)?)?;
             let ResidualNorm { stream, normed } =
                 self.norm2.forward_residual(&stream, Some(&attended))?;
-            let mlp = self.fc1.forward(&normed)?.f_gelu("none")?;
+            let mlp = self.fc1.forward_pre_activation(&normed)?.activate(Activation::Gelu)?;
             let mlp = self.fc2.forward(&self.dropout.forward(&mlp)?)?;
             Ok((stream, self.branch(&mlp)?.values))
         })?;

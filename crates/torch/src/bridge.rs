@@ -386,6 +386,11 @@ pub(crate) mod ffi {
         count: UniquePtr<Tensor>,
     }
 
+    struct ActivationOptions {
+        activation: i32,
+        packed: bool,
+    }
+
     struct NormResidualOptions {
         rms: bool,
         post: bool,
@@ -619,6 +624,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/sharder.h");
         include!("brigade-torch/cpp/storage.h");
+        include!("brigade-torch/cpp/activation.h");
         include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
@@ -1120,11 +1126,22 @@ pub(crate) mod ffi {
             weight: &Tensor,
             bias: &[TensorRef<'_>],
         ) -> Result<UniquePtr<Tensor>>;
-        fn gelu_linear(
-            input: &Tensor,
-            weight: &Tensor,
+        fn activation(
+            values: &Tensor,
             bias: &[TensorRef<'_>],
-            approximate: &str,
+            up: &[TensorRef<'_>],
+            up_bias: &[TensorRef<'_>],
+            options: &ActivationOptions,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn activation_adds_bias(input: &Tensor) -> Result<bool>;
+        fn activation_linear(
+            values: &Tensor,
+            bias: &[TensorRef<'_>],
+            up: &[TensorRef<'_>],
+            up_bias: &[TensorRef<'_>],
+            weight: &Tensor,
+            weight_bias: &[TensorRef<'_>],
+            options: &ActivationOptions,
         ) -> Result<UniquePtr<Tensor>>;
 
         type LossFlag;

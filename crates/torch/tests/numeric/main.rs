@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
+mod activation;
 mod coalesced;
 mod context_attention;
 mod cpu;
