@@ -281,7 +281,8 @@ impl Block {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let pixels = self.conv.forward(input)?.f_permute([0, 2, 3, 1])?;
         let hidden = self.expand.forward_pre_activation(&self.norm.forward(&pixels)?)?;
-        let branch = self.reduce.forward(&hidden.activate(Activation::Gelu)?)?.f_permute([0, 3, 1, 2])?;
+        let branch =
+            self.reduce.forward(&hidden.activate(Activation::Gelu)?)?.f_permute([0, 3, 1, 2])?;
         let branch = self.drop_path.apply(&branch.f_mul(&self.layer_scale)?)?;
         Ok(branch.f_add(input)?)
     }

@@ -312,7 +312,8 @@ impl Linear {
             && !self.quantized.is_set()
             && activation_adds_bias(input)?
         {
-            let values = self.compute(input, enters, |input, weight, _| linear(input, weight, None))?;
+            let values =
+                self.compute(input, enters, |input, weight, _| linear(input, weight, None))?;
             let bias = match self.divided {
                 Some(_) => bias.shallow_clone(),
                 None => self.region.enter_parameter(bias)?,

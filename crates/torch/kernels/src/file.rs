@@ -15,11 +15,7 @@ pub struct File {
 
 /// All files of kernels.
 pub static FILES: &[File] = &[
-    File {
-        name: "activation",
-        text: include_str!("../activation.cu"),
-        elements: &Element::ALL,
-    },
+    File { name: "activation", text: include_str!("../activation.cu"), elements: &Element::ALL },
     File {
         name: "cross_entropy",
         text: include_str!("../cross_entropy.cu"),

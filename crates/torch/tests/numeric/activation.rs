@@ -40,9 +40,7 @@ struct Case {
 
 fn cases() -> impl Iterator<Item = Case> {
     let forms = FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]);
-    forms.flat_map(|(form, biased)| {
-        ACTIVATIONS.map(|activation| Case { form, biased, activation })
-    })
+    forms.flat_map(|(form, biased)| ACTIVATIONS.map(|activation| Case { form, biased, activation }))
 }
 
 /// Values, `up`, and their biases. Unused ones are there, too.
@@ -77,8 +75,7 @@ impl Leaves {
     fn used(&self, case: Case) -> Vec<&Tensor> {
         let [values, up, bias, up_bias] = &self.0;
         let two = case.form == Form::Two;
-        let used =
-            [(values, true), (up, two), (bias, case.biased), (up_bias, case.biased && two)];
+        let used = [(values, true), (up, two), (bias, case.biased), (up_bias, case.biased && two)];
         used.into_iter().filter(|(_, is_used)| *is_used).map(|(leaf, _)| leaf).collect()
     }
 }
@@ -187,9 +184,7 @@ fn check(rows: i64, width: i64, kind: Kind, case: Case, device: Device) {
     let leaves = Leaves::new(rows, width, kind, case.form);
     let upstream = upstream(rows, width, kind);
     let own = leaves.on(device);
-    let by_kernels = || {
-        by_kernels(|| with_gradients(&run(&own, case), &own.used(case), &upstream))
-    };
+    let by_kernels = || by_kernels(|| with_gradients(&run(&own, case), &own.used(case), &upstream));
     let (found, again) = (by_kernels(), by_kernels());
     let exact = leaves.exact();
     let exact = with_gradients(&operations(&exact, case), &exact.used(case), &upstream);
@@ -415,7 +410,9 @@ fn a_frozen_weight_and_frozen_values_get_no_gradient_in_16_bits() {
             let frozen = Leaves(frozen);
             let run = |leaves: &Leaves, weight: &Tensor, wanted: &[&Tensor]| {
                 let output = match case.form {
-                    Form::One => activation_linear(gate(leaves, case), case.activation, weight, None),
+                    Form::One => {
+                        activation_linear(gate(leaves, case), case.activation, weight, None)
+                    }
                     _ => gated_linear(pair(leaves, case), case.activation, weight, None),
                 };
                 with_gradients(&output.unwrap(), wanted, &upstream)
@@ -586,7 +583,8 @@ fn a_feed_forward_layer_has_a_kernel_forward_and_two_backward() {
                 let _ = grad(&[&output.unwrap()], &used, options).unwrap();
             });
         });
-        let prefix = if form == Form::One { "brigade::activation" } else { "brigade::activation_gated" };
+        let prefix =
+            if form == Form::One { "brigade::activation" } else { "brigade::activation_gated" };
         let bytes = (rows * width) as u64 * 2;
         // Forward: one or two tensors read, one written. Backward: beside these the gradient read, and as many gradients
         // as inputs written.
@@ -646,7 +644,8 @@ fn a_recorded_step_has_other_data_in_each_replay_in_16_bits() {
 fn random_shapes_are_no_further_from_float64_than_the_operations_in_16_bits() {
     let (device, _alone) = gpu();
     tch::manual_seed(29);
-    let draw = |below: i64| Tensor::randint(below, [1], (Kind::Int64, Device::Cpu)).int64_value(&[0]);
+    let draw =
+        |below: i64| Tensor::randint(below, [1], (Kind::Int64, Device::Cpu)).int64_value(&[0]);
     let cases: Vec<Case> = cases().collect();
     let kinds = [Kind::BFloat16, Kind::Half, Kind::Float];
     let drawn: Vec<(i64, i64, Kind, Case)> = repeat_n((), 24)

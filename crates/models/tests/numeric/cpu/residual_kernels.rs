@@ -36,8 +36,8 @@ fn apart(one: &Tensor, other: &Tensor) -> f64 {
 }
 
 /// Checks that outputs and gradients in bfloat16 with the kernels are as close to those in float32 as with libtorch's
-/// operations, and that a forward has as many launches.
-fn check<M>(new: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor, launches: u64)
+/// operations, and that a forward has as many launches of each kernel.
+fn check<M>(new: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor, launches: &[(&str, u64)])
 where
     M: for<'a> Module<&'a Tensor, Output = Tensor>,
 {
@@ -57,8 +57,10 @@ where
             let _ = tch::no_grad(|| model.forward(input).unwrap());
         });
     });
-    let found = account.0.get("brigade::norm_residual_1").map_or(0, |it| it.calls);
-    assert_eq!(found, launches, "{account}");
+    for (name, launches) in launches {
+        let found = account.0.get(&format!("brigade::{name}")).map_or(0, |it| it.calls);
+        assert_eq!(found, *launches, "{name} in {account}");
+    }
 }
 
 fn ids() -> Tensor {
@@ -80,10 +82,10 @@ fn gpt2_is_as_exact_with_the_kernels_in_16_bits() {
         attn_pdrop: 0.0,
         ..Default::default()
     };
-    check(|path| Gpt2::new(path, &options), &ids(), 5);
+    check(|path| Gpt2::new(path, &options), &ids(), &[("norm_residual_1", 5), ("activation", 2)]);
     // Each block keeps one tensor, to which its branch has been added.
     let options = Gpt2Options { recompute: true, ..options };
-    check(|path| Gpt2::new(path, &options), &ids(), 5);
+    check(|path| Gpt2::new(path, &options), &ids(), &[("norm_residual_1", 5), ("activation", 2)]);
 }
 
 #[test]
@@ -100,7 +102,11 @@ fn llama_is_as_exact_with_the_kernels_in_16_bits() {
         num_key_value_heads: Some(1),
         ..Default::default()
     };
-    check(|path| Llama::new(path, &options), &ids(), 5);
+    check(
+        |path| Llama::new(path, &options),
+        &ids(),
+        &[("norm_residual_1", 5), ("activation_gated", 2)],
+    );
 }
 
 #[test]
@@ -118,7 +124,7 @@ fn bert_is_as_exact_with_the_kernels_in_16_bits() {
         attention_probs_dropout_prob: 0.0,
         ..Default::default()
     };
-    check(|path| Bert::new(path, &options), &ids(), 4);
+    check(|path| Bert::new(path, &options), &ids(), &[("norm_residual_1", 4), ("activation", 2)]);
 }
 
 #[test]
@@ -133,5 +139,9 @@ fn a_vision_transformer_is_as_exact_with_the_kernels_in_16_bits() {
         ..VisionTransformerOptions::new(32, 2)
     };
     let images = Tensor::arange(2 * 3 * 64, (Kind::Float, DEVICE)).sin().view([2, 3, 8, 8]);
-    check(|path| VisionTransformer::new(path, 10, options), &images, 5);
+    check(
+        |path| VisionTransformer::new(path, 10, options),
+        &images,
+        &[("norm_residual_1", 5), ("activation", 2)],
+    );
 }
