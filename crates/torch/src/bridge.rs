@@ -391,6 +391,11 @@ pub(crate) mod ffi {
         packed: bool,
     }
 
+    struct RotatedPair {
+        queries: UniquePtr<Tensor>,
+        keys: UniquePtr<Tensor>,
+    }
+
     struct NormResidualOptions {
         rms: bool,
         post: bool,
@@ -1121,6 +1126,18 @@ pub(crate) mod ffi {
         fn suspend_copies(suspend: bool);
         fn forget_copies();
         fn rotary(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<UniquePtr<Tensor>>;
+        fn rotary_pair(
+            queries: &Tensor,
+            keys: &Tensor,
+            cos: &Tensor,
+            sin: &Tensor,
+        ) -> Result<RotatedPair>;
+        fn rotary_packed(
+            product: &Tensor,
+            heads: i64,
+            cos: &Tensor,
+            sin: &Tensor,
+        ) -> Result<UniquePtr<Tensor>>;
         fn linear(
             input: &Tensor,
             weight: &Tensor,

@@ -178,7 +178,7 @@ pub use read_tensor::TensorRead;
 pub use recompute::{is_recomputing, recomputed, try_recomputed};
 pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowed};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
-pub use rotary::rotary;
+pub use rotary::{rotary, rotary_packed, rotary_pair};
 pub use script::{Script, ScriptValue};
 pub use sharder::{ExpertGroups, ExpertShardGroups, Sharder, SharderMeter, ShardingGroups};
 pub use split::Split;

@@ -6,6 +6,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/norm_relu.h"
 #include "kernels/norm_residual.h"
+#include "kernels/rotary.h"
 #include "philox.h"
 
 #include <c10/core/GradMode.h>
@@ -123,6 +124,9 @@ namespace cross_entropy {
 namespace activation {
 #include "activation.cu"
 } // namespace activation
+namespace rotary {
+#include "rotary.cu"
+} // namespace rotary
 #undef BRIGADE_ELEMENT
 } // namespace bfloat16
 
@@ -143,6 +147,9 @@ namespace cross_entropy {
 namespace activation {
 #include "activation.cu"
 } // namespace activation
+namespace rotary {
+#include "rotary.cu"
+} // namespace rotary
 #undef BRIGADE_ELEMENT
 } // namespace float16
 
@@ -155,6 +162,9 @@ namespace cross_entropy {
 namespace activation {
 #include "activation.cu"
 } // namespace activation
+namespace rotary {
+#include "rotary.cu"
+} // namespace rotary
 #undef BRIGADE_ELEMENT
 } // namespace float32
 
@@ -212,6 +222,10 @@ using Kernels = std::map<std::string, Kernel>;
    BRIGADE_ACTIVATED(type, activation_gated_unaligned), BRIGADE_ACTIVATED(type, activation_gated_unaligned_backward), \
    BRIGADE_ACTIVATED(type, activation_sums)}
 
+#define BRIGADE_ROTARY(type)                                          \
+  {BRIGADE_NAMED(type::rotary, RotaryArguments, rotary),              \
+   BRIGADE_NAMED(type::rotary, RotaryArguments, rotary_unaligned)}
+
 // What dropout keeps of a row, by the function that kernels share: one thread for eight values.
 struct DropoutArguments {
   bool* kept;
@@ -240,6 +254,9 @@ const AllKernels& all_kernels() {
       {{"activation", at::kBFloat16}, BRIGADE_ACTIVATION(bfloat16)},
       {{"activation", at::kHalf}, BRIGADE_ACTIVATION(float16)},
       {{"activation", at::kFloat}, BRIGADE_ACTIVATION(float32)},
+      {{"rotary", at::kBFloat16}, BRIGADE_ROTARY(bfloat16)},
+      {{"rotary", at::kHalf}, BRIGADE_ROTARY(float16)},
+      {{"rotary", at::kFloat}, BRIGADE_ROTARY(float32)},
       {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
       {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
       {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
@@ -318,6 +335,16 @@ class Emulated : public kernels::Program {
       float32::cross_entropy::CrossEntropyArguments a;
       std::memcpy(&a, args, sizeof(a));
       return uint64_t{blocks.x} * static_cast<uint64_t>(a.columns) * element_size_ * (a.gradient == nullptr ? 1 : 2);
+    }
+    if (name.starts_with("rotary")) {
+      float32::rotary::RotaryArguments a;
+      std::memcpy(&a, args, sizeof(a));
+      uint64_t heads = 0;
+      for (const auto& part : a.parts) {
+        heads += static_cast<uint64_t>(part.heads + part.copied);
+      }
+      // Read and written. The tables are those of one head.
+      return uint64_t{blocks.x} * heads * 2 * static_cast<uint64_t>(a.half) * element_size_ * 2;
     }
     if (name.starts_with("activation")) {
       return bytes_of_activation(name, args);

@@ -22,6 +22,7 @@ mod regions;
 #[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;
 mod rotary;
+mod rotary_kernels;
 mod tied_embedding;
 mod vocabulary_parallel;
 mod weight_copies;

@@ -105,7 +105,7 @@ fn llama_is_as_exact_with_the_kernels_in_16_bits() {
     check(
         |path| Llama::new(path, &options),
         &ids(),
-        &[("norm_residual_1", 5), ("activation_gated", 2)],
+        &[("norm_residual_1", 5), ("activation_gated", 2), ("rotary", 2)],
     );
 }
 
