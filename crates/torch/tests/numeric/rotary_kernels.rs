@@ -275,7 +275,7 @@ fn nothing_beyond_the_rotated_heads_is_read_or_written_in_16_bits() {
         );
         let found = split(&own.contiguous().to_device(Device::Cpu), width);
         check(&[found], &[plain], &[exact], &format!("{case:?}"));
-        let _ = own.shallow_clone().copy_(&before);
+        own.shallow_clone().copy_(&before);
         let [whole, start] = [&whole, &start].map(|it| it.nan_to_num(9.0, None, None));
         assert!(whole.equal(&start), "{case:?}");
     }

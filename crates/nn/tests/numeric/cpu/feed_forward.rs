@@ -74,7 +74,7 @@ fn apart(model: &Model<FeedForward>, input: &Tensor) -> Tensor {
 #[test]
 fn without_kernels_it_is_the_layers_one_after_the_other_bit_for_bit() {
     tch::manual_seed(6);
-    let mut model = Model::new(|path| FeedForward::new(path)).unwrap();
+    let mut model = Model::new(FeedForward::new).unwrap();
     let input = Tensor::randn([5, 8], (Kind::Float, Device::Cpu));
     for kind in [None, Some(Kind::BFloat16)] {
         let found = results(&mut model, &input, kind, fused);
@@ -146,7 +146,7 @@ fn hooks_see_outputs_with_their_biases_in_16_bits() {
 
 #[test]
 fn an_error_names_the_layer() {
-    let model = Model::new(|path| FeedForward::new(path)).unwrap();
+    let model = Model::new(FeedForward::new).unwrap();
     let layer = &model.module().second;
     let wrong = PreActivation::new(Tensor::zeros([2, 9], (Kind::Float, Device::Cpu)));
     let right = PreActivation::new(Tensor::zeros([2, 24], (Kind::Float, Device::Cpu)));
