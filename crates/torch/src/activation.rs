@@ -158,10 +158,10 @@ impl<'a> Input<'a> {
 /// use brigade_torch::{Activation, Biased, activation};
 /// use tch::Tensor;
 ///
-/// let (values, bias) = (Tensor::from_slice(&[[-2f32, 1.0]]), Tensor::from_slice(&[1f32, 2.0]));
+/// let (values, bias) = (Tensor::from_slice2(&[[-2f32, 1.0]]), Tensor::from_slice(&[1f32, 2.0]));
 /// let input = Biased { values: &values, bias: Some(&bias) };
-/// assert_eq!(activation(input, Activation::ReluSquared)?, Tensor::from_slice(&[[0f32, 9.0]]));
-/// assert_eq!(activation(&values, Activation::Relu)?, Tensor::from_slice(&[[0f32, 1.0]]));
+/// assert_eq!(activation(input, Activation::ReluSquared)?, Tensor::from_slice2(&[[0f32, 9.0]]));
+/// assert_eq!(activation(&values, Activation::Relu)?, Tensor::from_slice2(&[[0f32, 1.0]]));
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn activation<'a>(
@@ -184,9 +184,9 @@ pub fn activation<'a>(
 /// use brigade_torch::{Activation, GatedPair, gated_activation};
 /// use tch::Tensor;
 ///
-/// let packed = Tensor::from_slice(&[[-1f32, 2.0, 5.0, 7.0]]);
+/// let packed = Tensor::from_slice2(&[[-1f32, 2.0, 5.0, 7.0]]);
 /// let output = gated_activation(GatedPair::Packed((&packed).into()), Activation::Relu)?;
-/// assert_eq!(output, Tensor::from_slice(&[[0f32, 14.0]]));
+/// assert_eq!(output, Tensor::from_slice2(&[[0f32, 14.0]]));
 /// let (gate, up) = (packed.narrow(1, 0, 2), packed.narrow(1, 2, 2));
 /// let pair = GatedPair::Two { gate: (&gate).into(), up: (&up).into() };
 /// assert_eq!(gated_activation(pair, Activation::Relu)?, output);

@@ -119,7 +119,7 @@ pub struct ExpertsOptions {
     pub jitter: f64,
     /// Activation of the gates. Defaults to [`Activation::Silu`].
     pub activation: Activation,
-    /// Initial values of the router and the experts. Defaults to those of [`Linear`].
+    /// Initial values of the router and the experts. Defaults to those of [`Linear`](crate::Linear).
     pub first_values: Option<Init>,
 }
 

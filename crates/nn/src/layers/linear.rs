@@ -56,6 +56,18 @@ impl Default for LinearOptions {
 
 /// Output of a linear layer in front of an activation, with the layer's bias if that is still to be added. Created by
 /// [`Linear::forward_pre_activation`], or by [`PreActivation::new`] without a bias.
+///
+/// ```
+/// use brigade_nn::PreActivation;
+/// use brigade_torch::Activation;
+/// use tch::Tensor;
+///
+/// let values = Tensor::from_slice2(&[[-2f32, 1.0]]);
+/// let input = PreActivation { bias: Some(Tensor::from_slice(&[1f32, 2.0])), values };
+/// assert_eq!(input.sum()?, Tensor::from_slice2(&[[-1f32, 3.0]]));
+/// assert_eq!(input.activate(Activation::ReluSquared)?, Tensor::from_slice2(&[[0f32, 9.0]]));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct PreActivation {
     /// Values `[…, width]`.
