@@ -436,6 +436,42 @@ fn a_frozen_weight_and_frozen_values_get_no_gradient_in_16_bits() {
     }
 }
 
+/// Gradients of the squared length of the gradients of an output, on the CPU; none where those are constant.
+fn second(output: &Tensor, used: &[&Tensor], upstream: &Tensor) -> Vec<Option<Tensor>> {
+    let upstream = upstream.to_device(output.device()).to_kind(output.kind());
+    let options = GradOptions {
+        output_gradients: &[&upstream],
+        backward: BackwardOptions { create_graph: true, ..BackwardOptions::default() },
+        ..GradOptions::default()
+    };
+    let first = grad(&[output], used, options).unwrap();
+    let penalty: Tensor = first
+        .into_iter()
+        .map(|gradient| gradient.unwrap().to_kind(Kind::Double).square().sum(Kind::Double))
+        .sum();
+    if !penalty.requires_grad() {
+        return Vec::new();
+    }
+    let options = GradOptions { allow_unused: true, ..GradOptions::default() };
+    let second = grad(&[&penalty], used, options).unwrap();
+    second.into_iter().map(|it| it.map(|it| it.to_device(Device::Cpu))).collect()
+}
+
+/// Checks that second gradients are no further from float64 than those of the operations.
+fn check_second(found: &[Option<Tensor>], plain: &[Option<Tensor>], exact: &[Option<Tensor>]) {
+    assert_eq!(found.len(), plain.len());
+    for (index, found) in found.iter().enumerate() {
+        let (Some(plain), Some(exact)) = (&plain[index], &exact[index]) else { continue };
+        if exact.abs().max().double_value(&[]) == 0.0 {
+            continue;
+        }
+        let found = found.as_ref().unwrap();
+        let allowed = apart(plain, exact) + unit(found.kind(), 3);
+        let apart = apart(found, exact);
+        assert!(apart <= allowed, "{index}: {apart:e} > {allowed:e}");
+    }
+}
+
 #[test]
 fn gradients_of_gradients_are_those_of_the_operations_in_16_bits() {
     let (device, _alone) = gpu();
@@ -444,42 +480,50 @@ fn gradients_of_gradients_are_those_of_the_operations_in_16_bits() {
         tch::manual_seed(5);
         let leaves = Leaves::new(3, 16, kind, case.form);
         let upstream = upstream(3, 16, kind);
-        let second = |output: Tensor, used: &[&Tensor]| -> Vec<Option<Tensor>> {
-            let upstream = upstream.to_device(output.device()).to_kind(output.kind());
-            let options = GradOptions {
-                output_gradients: &[&upstream],
-                backward: BackwardOptions { create_graph: true, ..BackwardOptions::default() },
-                ..GradOptions::default()
-            };
-            let first = grad(&[&output], used, options).unwrap();
-            let penalty: Tensor = first
-                .into_iter()
-                .map(|gradient| gradient.unwrap().to_kind(Kind::Double).square().sum(Kind::Double))
-                .sum();
-            if !penalty.requires_grad() {
-                return Vec::new();
-            }
-            let options = GradOptions { allow_unused: true, ..GradOptions::default() };
-            let second = grad(&[&penalty], used, options).unwrap();
-            second.into_iter().map(|it| it.map(|it| it.to_device(Device::Cpu))).collect()
-        };
         let own = leaves.on(device);
-        let found = by_kernels(|| second(run(&own, case), &own.used(case)));
+        let found = by_kernels(|| second(&run(&own, case), &own.used(case), &upstream));
         let plain = leaves.on(Device::Cpu);
-        let plain = second(operations(&plain, case), &plain.used(case));
+        let plain = second(&operations(&plain, case), &plain.used(case), &upstream);
         let exact = leaves.exact();
-        let exact = second(operations(&exact, case), &exact.used(case));
-        assert_eq!(found.len(), plain.len(), "{case:?}");
-        for (index, found) in found.iter().enumerate() {
-            let (Some(plain), Some(exact)) = (&plain[index], &exact[index]) else { continue };
-            if exact.abs().max().double_value(&[]) == 0.0 {
-                continue;
-            }
-            let found = found.as_ref().unwrap();
-            let allowed = apart(plain, exact) + unit(found.kind(), 3);
-            let apart = apart(found, exact);
-            assert!(apart <= allowed, "{index}: {apart:e} > {allowed:e}, {case:?}");
-        }
+        let exact = second(&operations(&exact, case), &exact.used(case), &upstream);
+        check_second(&found, &plain, &exact);
+    }
+}
+
+#[test]
+fn gradients_of_gradients_go_through_a_product_in_16_bits() {
+    let (device, _alone) = gpu();
+    let kind = Kind::BFloat16;
+    for case in cases().filter(|case| case.biased && case.activation != Activation::Relu) {
+        tch::manual_seed(5);
+        let leaves = Leaves::new(3, 16, kind, case.form);
+        let weight = Tensor::randn([4, 16], (Kind::Float, Device::Cpu)).to_kind(kind);
+        let upstream = upstream(3, 4, kind);
+        let run = |device: Device, kind: Kind, fused: bool| {
+            let leaves = match kind {
+                Kind::Double => leaves.exact(),
+                _ => leaves.on(device),
+            };
+            let weight = weight.to_device(device).to_kind(kind).detach().set_requires_grad(true);
+            let output = match (fused, case.form) {
+                (false, _) => operations(&leaves, case).linear::<Tensor>(&weight, None),
+                (true, Form::One) => {
+                    activation_linear(gate(&leaves, case), case.activation, &weight, None).unwrap()
+                }
+                (true, _) => {
+                    gated_linear(pair(&leaves, case), case.activation, &weight, None).unwrap()
+                }
+            };
+            let mut used = leaves.used(case);
+            used.push(&weight);
+            second(&output, &used, &upstream)
+        };
+        let found = by_kernels(|| run(device, kind, true));
+        check_second(
+            &found,
+            &run(Device::Cpu, kind, false),
+            &run(Device::Cpu, Kind::Double, false),
+        );
     }
 }
 
