@@ -23,7 +23,8 @@ using torch::autograd::variable_list;
 // No activation in front of a product.
 constexpr int64_t kNoActivation = -1;
 
-// Without kernels, GELU alone is computed again in the backward: as it always costs less than it saves.
+// Without kernels only GELU alone is computed again in the backward. The other activations are left to libtorch's
+// operations, which keep their results and need one pass less.
 bool is_gelu_alone(const ActivationInput& input, int64_t activation) {
   return gelu_approximation(activation)[0] != '\0' && !input.is_gated() && !input.bias.defined();
 }
@@ -105,11 +106,12 @@ struct Linear : public torch::autograd::Function<Linear> {
     if (activation == kNoActivation) {
       return input.values.to(type);
     }
-    if (auto* program = kernels_for(input, type)) {
+    // In a backward that is recorded the gradient of the weight depends on the values.
+    if (auto* program = at::GradMode::is_enabled() ? nullptr : kernels_for(input, type)) {
       return activation_forward_gpu(*program, input, static_cast<int>(activation));
     }
-    return activated_by_operations({input.values.to(type), input.bias, input.up, input.up_bias, input.is_packed},
-                                   activation);
+    return activated_by_operations(
+        {input.values.to(type), input.bias, input.up, input.up_bias, input.is_packed}, activation);
   }
 
   // The second factor of the product, if it is wanted, and the gradients of what it is made of for one of it, if that is

@@ -3,11 +3,11 @@
 //
 // Registers of a thread: at most 128.
 //
-// A thread has a vector of 16 bytes of each of its rows, and reads the biases once for all of them. The biases are added,
-// and everything is computed, in float32. The backward computes the activation again from its input, and can write it
-// once more beside the gradients, so that the layer behind the activation need not keep it. Column sums, for the gradients
-// of the biases, are made by each block over its rows and then added up in the order of the blocks, without atomics, so
-// that results are the same bits in each run.
+// A thread has a vector of 16 bytes of each of its rows, and reads the biases once for all of them. The biases are
+// added, and everything is computed, in float32. The backward computes the activation again from its input, and can
+// write it once more beside the gradients, so that the layer behind the activation need not keep it. Column sums, for
+// the gradients of the biases, are made by each block over its rows and then added up in the order of the blocks,
+// without atomics, so that results are the same bits in each run.
 
 struct ActivationArguments {
   // [rows, width], each row `input_stride` elements after the one before. Of a gated pair it is the gate.
@@ -17,11 +17,11 @@ struct ActivationArguments {
   // [width], added to `input` and to `up`. Null for 0.
   const float* bias;
   const float* up_bias;
-  // [rows, width], without a gap between rows: activation(input + bias), times (up + up_bias) of a gated pair. Null if
-  // the backward need not write it again.
+  // [rows, width], without a gap between rows: activation(input + bias), times (up + up_bias) of a gated pair. Null
+  // if the backward need not write it again.
   void* output;
-  // Gradient of the output, without a gap between rows, and the gradients that the backward writes. These may be in place
-  // of `doutput`.
+  // Gradient of the output, without a gap between rows, and the gradients that the backward writes. One of them, or
+  // `output`, may be in place of `doutput`.
   const void* doutput;
   void* dinput;
   void* dup;
@@ -223,8 +223,8 @@ __device__ __forceinline__ int column_of_thread() {
   return static_cast<int>(blockIdx.x * kActivationColumns + threadIdx.x) * kVector;
 }
 
-// Turns a vector of the input into the output. What an activation is applied by is a struct: NVRTC takes a lambda with an
-// `auto` parameter for a function of the host.
+// Turns a vector of the input into the output. What an activation is applied by is a struct: NVRTC takes a lambda with
+// an `auto` parameter for a function of the host.
 template <bool gated>
 struct ActivateVector {
   Values& x;

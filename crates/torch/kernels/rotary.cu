@@ -3,8 +3,8 @@
 //
 // Registers of a thread: at most 80.
 //
-// A block has a token: all of its heads, of one tensor or of two, whose tables of cosines and sines stay in the first-level
-// cache. A thread rotates a vector of 16 bytes of a head's first half with that of the second one, and has read both
+// A block has a token: all of its heads, of one tensor or of two, whose tables of cosines and sines stay in the
+// first-level cache. A thread rotates a vector of 16 bytes of a head's first half with that of the second one, and has read both
 // before it writes, so that the result may take the place of the heads. The backward is the rotation back.
 
 // Heads of one tensor. Strides are in elements; the values of a head are adjacent.

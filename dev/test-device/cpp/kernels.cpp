@@ -373,8 +373,8 @@ class Emulated : public kernels::Program {
     float32::activation::ActivationArguments a;
     std::memcpy(&a, args, sizeof(a));
     const auto width = static_cast<uint64_t>(a.width);
-    const uint64_t part_bytes =
-        a.part_sums == nullptr ? 0 : static_cast<uint64_t>(a.parts) * static_cast<uint64_t>(a.biases) * width * sizeof(float);
+    const uint64_t sums = static_cast<uint64_t>(a.parts) * static_cast<uint64_t>(a.biases) * width;
+    const uint64_t part_bytes = a.part_sums == nullptr ? 0 : sums * sizeof(float);
     if (name == "activation_sums") {
       return part_bytes;
     }

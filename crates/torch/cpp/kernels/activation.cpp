@@ -14,8 +14,8 @@ namespace brigade {
 
 namespace {
 
-// Blocks for each of the GPU's multiprocessors: as many as fit of eight warps each, and of the forward several times that,
-// since its blocks leave nothing to add up.
+// Blocks for each of the GPU's multiprocessors: as many as fit of eight warps each, and in the forward several times
+// that, since its blocks leave nothing to add up.
 constexpr int64_t kActivationBlocks = 8;
 constexpr int64_t kActivationForwardBlocks = 32;
 

@@ -33,8 +33,8 @@ kernels::Program* rotary_kernels(const at::Tensor& heads, const at::Tensor& cos,
     return nullptr;
   }
   const auto is_table = [&](const at::Tensor& table) {
-    return is_plain(table) && table.scalar_type() == cos.scalar_type() && (table.size(0) == 1 || table.size(0) == heads.size(0)) &&
-        table.size(1) == 1 && table.size(2) == heads.size(2) && table.size(3) == heads.size(3);
+    return is_plain(table) && table.scalar_type() == cos.scalar_type() &&
+        (table.size(0) == 1 || table.size(0) == heads.size(0)) && table.size(1) == 1 && table.size(2) == heads.size(2) && table.size(3) == heads.size(3);
   };
   const bool are_tables =
       (cos.scalar_type() == type || cos.scalar_type() == at::kFloat) && is_table(cos) && is_table(sin);
@@ -69,7 +69,8 @@ void rotary_gpu(
     add(*other, a.parts[1]);
   }
   TORCH_CHECK(
-      count <= std::numeric_limits<int>::max() / width, count, " heads of ", width, " values are too many for a kernel");
+      count <= std::numeric_limits<int>::max() / width, count, " heads of ", width,
+      " values are too many for a kernel");
   const auto step = [](const at::Tensor& table) { return table.size(0) == 1 ? 0 : table.stride(0); };
   a.cos = cosines.const_data_ptr();
   a.sin = sines.const_data_ptr();

@@ -19,11 +19,12 @@ struct RotaryPart {
   int64_t rotated;
 };
 
-// Returns the kernels that can rotate the heads by the tables, [batch or 1, 1, tokens, width] of the heads' type or float32,
-// or null.
+// Returns the kernels that can rotate the heads by the tables, [batch or 1, 1, tokens, width] of the heads' type or
+// float32, or null.
 kernels::Program* rotary_kernels(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& sin);
 
-// Rotates the heads of one tensor or of two, in one launch. `back` is the gradient: the rotation by the opposite angles.
+// Rotates the heads of one tensor or of two, in one launch. `back` is the gradient: the rotation by the opposite
+// angles.
 void rotary_gpu(
     kernels::Program& program, const RotaryPart& part, const std::optional<RotaryPart>& other,
     const at::Tensor& cos, const at::Tensor& sin, bool back);

@@ -436,8 +436,8 @@ fn a_frozen_weight_and_frozen_values_get_no_gradient_in_16_bits() {
     }
 }
 
-/// Gradients of the squared length of the gradients of an output, on the CPU; none where those are constant.
-fn second(output: &Tensor, used: &[&Tensor], upstream: &Tensor) -> Vec<Option<Tensor>> {
+/// Gradients of an output that can be differentiated once more.
+fn first(output: &Tensor, used: &[&Tensor], upstream: &Tensor) -> Vec<Tensor> {
     let upstream = upstream.to_device(output.device()).to_kind(output.kind());
     let options = GradOptions {
         output_gradients: &[&upstream],
@@ -445,16 +445,23 @@ fn second(output: &Tensor, used: &[&Tensor], upstream: &Tensor) -> Vec<Option<Te
         ..GradOptions::default()
     };
     let first = grad(&[output], used, options).unwrap();
-    let penalty: Tensor = first
-        .into_iter()
-        .map(|gradient| gradient.unwrap().to_kind(Kind::Double).square().sum(Kind::Double))
-        .sum();
+    first.into_iter().map(|gradient| gradient.unwrap()).collect()
+}
+
+/// Gradients of the squared length of gradients, on the CPU; none where those are constant.
+fn of_first(first: Vec<Tensor>, used: &[&Tensor]) -> Vec<Option<Tensor>> {
+    let squares = first.into_iter().map(|it| it.to_kind(Kind::Double).square().sum(Kind::Double));
+    let penalty: Tensor = squares.sum();
     if !penalty.requires_grad() {
         return Vec::new();
     }
     let options = GradOptions { allow_unused: true, ..GradOptions::default() };
     let second = grad(&[&penalty], used, options).unwrap();
     second.into_iter().map(|it| it.map(|it| it.to_device(Device::Cpu))).collect()
+}
+
+fn second(output: &Tensor, used: &[&Tensor], upstream: &Tensor) -> Vec<Option<Tensor>> {
+    of_first(first(output, used, upstream), used)
 }
 
 /// Checks that second gradients are no further from float64 than those of the operations.
@@ -465,7 +472,7 @@ fn check_second(found: &[Option<Tensor>], plain: &[Option<Tensor>], exact: &[Opt
         if exact.abs().max().double_value(&[]) == 0.0 {
             continue;
         }
-        let found = found.as_ref().unwrap();
+        let found = found.as_ref().expect("a second gradient");
         let allowed = apart(plain, exact) + unit(found.kind(), 3);
         let apart = apart(found, exact);
         assert!(apart <= allowed, "{index}: {apart:e} > {allowed:e}");
@@ -499,7 +506,7 @@ fn gradients_of_gradients_go_through_a_product_in_16_bits() {
         let leaves = Leaves::new(3, 16, kind, case.form);
         let weight = Tensor::randn([4, 16], (Kind::Float, Device::Cpu)).to_kind(kind);
         let upstream = upstream(3, 4, kind);
-        let run = |device: Device, kind: Kind, fused: bool| {
+        let run = |device: Device, kind: Kind, fused: bool, of_weight: bool| {
             let leaves = match kind {
                 Kind::Double => leaves.exact(),
                 _ => leaves.on(device),
@@ -515,15 +522,19 @@ fn gradients_of_gradients_go_through_a_product_in_16_bits() {
                 }
             };
             let mut used = leaves.used(case);
+            // The gradient of the weight alone depends on the values, too.
+            if of_weight {
+                let first = first(&output, &[&weight], &upstream);
+                return of_first(first, &used);
+            }
             used.push(&weight);
             second(&output, &used, &upstream)
         };
-        let found = by_kernels(|| run(device, kind, true));
-        check_second(
-            &found,
-            &run(Device::Cpu, kind, false),
-            &run(Device::Cpu, Kind::Double, false),
-        );
+        for of_weight in [false, true] {
+            let found = by_kernels(|| run(device, kind, true, of_weight));
+            let plain = run(Device::Cpu, kind, false, of_weight);
+            check_second(&found, &plain, &run(Device::Cpu, Kind::Double, false, of_weight));
+        }
     }
 }
 
