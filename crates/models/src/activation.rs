@@ -1,7 +1,7 @@
 //! Activation functions of architectures.
 
 use brigade_torch::Result;
-use tch::{TchError, Tensor};
+use tch::Tensor;
 
 /// Activation function after a normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,31 +21,30 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Returns how GELU is approximated, in PyTorch's words; `None` for another activation.
-    pub(crate) fn gelu_approximation(self) -> Option<&'static str> {
-        match self {
-            Self::Gelu => Some("none"),
-            Self::GeluTanh => Some("tanh"),
-            _ => None,
-        }
-    }
-
     /// Applies the activation function to a tensor.
     ///
     /// # Errors
     /// Returns an error of libtorch, for example if memory runs out.
     pub fn apply(self, input: &Tensor) -> Result<Tensor> {
-        Ok(self.function()(input)?)
+        Ok(match self {
+            Self::Relu => input.f_relu(),
+            Self::Mish => input.f_mish(),
+            Self::Silu => input.f_silu(),
+            Self::Gelu => input.f_gelu("none"),
+            Self::GeluTanh => input.f_gelu("tanh"),
+        }?)
     }
+}
 
-    /// Returns the function by itself, for a layer that is given one.
-    pub(crate) fn function(self) -> fn(&Tensor) -> std::result::Result<Tensor, TchError> {
-        match self {
-            Self::Relu => Tensor::f_relu,
-            Self::Mish => Tensor::f_mish,
-            Self::Silu => Tensor::f_silu,
-            Self::Gelu => |input| input.f_gelu("none"),
-            Self::GeluTanh => |input| input.f_gelu("tanh"),
+/// The activation between linear layers.
+impl From<Activation> for brigade_torch::Activation {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::Relu => Self::Relu,
+            Activation::Mish => Self::Mish,
+            Activation::Silu => Self::Silu,
+            Activation::Gelu => Self::Gelu,
+            Activation::GeluTanh => Self::GeluTanh,
         }
     }
 }

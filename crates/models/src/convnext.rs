@@ -6,7 +6,7 @@ use brigade_nn::{
     Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath, Stages,
     Unit,
 };
-use brigade_torch::Result;
+use brigade_torch::{Activation, Result};
 use tch::Tensor;
 
 use crate::ImageClassifier;
@@ -280,8 +280,9 @@ impl Block {
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let pixels = self.conv.forward(input)?.f_permute([0, 2, 3, 1])?;
-        let hidden = self.expand.forward(&self.norm.forward(&pixels)?)?.f_gelu("none")?;
-        let branch = self.reduce.forward(&hidden)?.f_permute([0, 3, 1, 2])?;
+        let hidden = self.expand.forward_pre_activation(&self.norm.forward(&pixels)?)?;
+        let branch =
+            self.reduce.forward(&hidden.activate(Activation::Gelu)?)?.f_permute([0, 3, 1, 2])?;
         let branch = self.drop_path.apply(&branch.f_mul(&self.layer_scale)?)?;
         Ok(branch.f_add(input)?)
     }

@@ -7,8 +7,13 @@ use brigade_nn::{
     ParamPath, Stages, Unit,
 };
 use brigade_rank_env::text::counted;
+<<<<<<< HEAD
 use brigade_torch::{ResidualNorm, Result};
 use tch::{Device, Kind, Tensor};
+=======
+use brigade_torch::{Activation, ResidualNorm, Result};
+use tch::{Kind, Tensor};
+>>>>>>> house-kernels
 
 use crate::ImageClassifier;
 use crate::drop_path::DropPath;
@@ -325,7 +330,7 @@ impl Block {
             let attended = self.branch(&self.attend(&normed)?)?;
             let ResidualNorm { stream, normed } =
                 self.norm2.forward_residual(&stream, Some(&attended))?;
-            let mlp = self.fc1.forward(&normed)?.f_gelu("none")?;
+            let mlp = self.fc1.forward_pre_activation(&normed)?.activate(Activation::Gelu)?;
             let mlp = self.fc2.forward(&self.dropout.forward(&mlp)?)?;
             Ok((stream, self.branch(&mlp)?.values))
         })?;

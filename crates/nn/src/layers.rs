@@ -13,6 +13,7 @@ mod linear;
 mod lstm;
 mod pooling;
 mod rms_norm;
+mod swiglu;
 
 pub use activation::Relu;
 pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
@@ -26,7 +27,8 @@ pub use experts::{
 };
 pub use flatten::Flatten;
 pub use layer_norm::{LayerNorm, LayerNormOptions};
-pub use linear::{Linear, LinearOptions};
+pub use linear::{Linear, LinearOptions, PreActivation};
 pub use lstm::{Lstm, LstmOptions, LstmState};
 pub use pooling::MaxPool2d;
 pub use rms_norm::RmsNorm;
+pub use swiglu::{SwiGlu, SwiGluOptions};

@@ -84,8 +84,9 @@ pub use layer_weights::LayerWeights;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Branch, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, ExpertLoad, Experts, ExpertsOptions, Flatten, LayerNorm, LayerNormOptions,
-    Linear, LinearOptions, Lstm, LstmOptions, LstmState, MaxPool2d, Relu, RmsNorm, Routing,
-    load_balancing_loss, load_balancing_loss_of, load_balancing_sums, router_z_loss,
+    Linear, LinearOptions, Lstm, LstmOptions, LstmState, MaxPool2d, PreActivation, Relu, RmsNorm,
+    Routing, SwiGlu, SwiGluOptions, load_balancing_loss, load_balancing_loss_of,
+    load_balancing_sums, router_z_loss,
 };
 pub use model::{DividedParameter, Model, ModelBuilder, NamedGroup};
 pub use module::{Layer, Module};

@@ -1,5 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "activation.h"
 #include "native_bf16.h"
 #include "weights.h"
 
@@ -19,61 +20,129 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A product in the given type, of an input and for an output of another perhaps, and of gelu(input) perhaps,
-// which the backward computes again. The backward consists of operations that are recorded where gradients of
+// No activation in front of a product.
+constexpr int64_t kNoActivation = -1;
+
+// Without kernels only GELU alone is computed again in the backward. The other activations are left to libtorch's
+// operations, which keep their results and need one pass less.
+bool is_gelu_alone(const ActivationInput& input, int64_t activation) {
+  return gelu_approximation(activation)[0] != '\0' && !input.is_gated() && !input.bias.defined();
+}
+
+// A product in the given type, of an input and for an output of another perhaps, and perhaps of the activation of the
+// input, which the backward computes again. The backward consists of operations that are recorded where gradients of
 // gradients are wanted.
 struct Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(
-      AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
-      const std::optional<at::Tensor>& bias, at::ScalarType type, const std::string& gelu) {
+      AutogradContext* context, const at::Tensor& values, const at::Tensor& weight,
+      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& values_bias,
+      const std::optional<at::Tensor>& up, const std::optional<at::Tensor>& up_bias, at::ScalarType type,
+      int64_t activation, bool packed) {
     RECORD_FUNCTION("brigade::linear", {});
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    context->save_for_backward({input, weight});
+    const auto optional = [](const std::optional<at::Tensor>& t) { return t.value_or(at::Tensor()); };
+    const ActivationInput input{values, optional(values_bias), optional(up), optional(up_bias), packed};
+    context->save_for_backward({input.values, weight, input.bias, input.up, input.up_bias});
     auto& data = context->saved_data;
     data["type"] = static_cast<int64_t>(type);
-    data["gelu"] = gelu;
+    data["activation"] = activation;
+    data["packed"] = packed;
     if (bias) {
       data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
     const auto offset = bias ? std::optional(bias->to(type)) : std::nullopt;
-    return at::linear(activated(input.to(type), gelu), in_type(weight, type), offset)
-        .to(input.scalar_type());
+    return at::linear(activated(input, activation, type), in_type(weight, type), offset)
+        .to(values.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     RECORD_FUNCTION("brigade::linear_backward", {});
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
-    const auto &input = saved[0], &weight = saved[1];
+    const auto& weight = saved[1];
     const auto& data = context->saved_data;
+    const ActivationInput input{saved[0], saved[2], saved[3], saved[4], data.at("packed").toBool()};
     const auto type = static_cast<at::ScalarType>(data.at("type").toInt());
-    const auto gelu = data.at("gelu").toStringRef();
+    const auto activation = data.at("activation").toInt();
+    const auto bias = data.find("bias");
+    // Edges are those of the tensors that are there, in the order of the forward's arguments.
+    size_t edge = 0;
+    const auto is_needed = [&](bool is_there) { return is_there && context->needs_input_grad(edge++); };
+    const bool needs_values = is_needed(true), needs_weight = is_needed(true);
+    const bool needs_bias = is_needed(bias != data.end());
+    const bool needs_values_bias = is_needed(input.bias.defined()), needs_up = is_needed(input.up.defined());
+    const bool needs_up_bias = is_needed(input.up_bias.defined());
+    const bool needs_input = needs_values || needs_values_bias || needs_up || needs_up_bias;
+
     const auto flat = gradients[0].reshape({-1, weight.size(0)}).to(type);
-    const auto rows = input.reshape({-1, weight.size(1)}).to(type);
-    variable_list out(5);
-    if (context->needs_input_grad(1)) {
-      const auto factor = activated(rows, gelu);
+    const auto dfactor = needs_input ? flat.mm(in_type(weight, type)) : at::Tensor();
+    const auto own = differentiated(
+        input, activation, type, dfactor, needs_weight, needs_values_bias || needs_up_bias);
+    variable_list out(9);
+    if (needs_values) {
+      out[0] = own.values.view(input.values.sizes()).to(input.values.scalar_type());
+    }
+    if (needs_weight) {
+      const auto factor = own.output.reshape({-1, weight.size(1)});
       // In the layout of the weight, so that it is not copied once more.
       const bool is_transposed = weight.stride(0) == 1 && weight.stride(1) == weight.size(0);
       out[1] = (is_transposed ? factor.t().mm(flat).t() : flat.t().mm(factor)).to(weight.scalar_type());
     }
-    if (context->needs_input_grad(0)) {
-      auto dx = flat.mm(in_type(weight, type));
-      if (!gelu.empty()) {
-        dx = at::gelu_backward(dx, rows, gelu);
-      }
-      out[0] = dx.to(input.scalar_type()).view(input.sizes());
-    }
-    const auto bias = data.find("bias");
-    if (bias != data.end() && context->needs_input_grad(2)) {
+    if (needs_bias) {
       out[2] = flat.sum(0).to(static_cast<at::ScalarType>(bias->second.toInt()));
     }
+    out[3] = needs_values_bias ? own.bias.to(input.bias.scalar_type()) : at::Tensor();
+    out[4] = needs_up ? own.up : at::Tensor();
+    out[5] = needs_up_bias ? own.up_bias.to(input.up_bias.scalar_type()) : at::Tensor();
     return out;
   }
 
  private:
-  static at::Tensor activated(const at::Tensor& input, const std::string& gelu) {
-    return gelu.empty() ? input : at::gelu(input, gelu);
+  static kernels::Program* kernels_for(const ActivationInput& input, at::ScalarType type) {
+    return input.values.scalar_type() == type ? activation_kernels(input) : nullptr;
+  }
+
+  static at::Tensor activated(const ActivationInput& input, int64_t activation, at::ScalarType type) {
+    if (activation == kNoActivation) {
+      return input.values.to(type);
+    }
+    // In a backward that is recorded the gradient of the weight depends on the values.
+    if (auto* program = at::GradMode::is_enabled() ? nullptr : kernels_for(input, type)) {
+      return activation_forward_gpu(*program, input, static_cast<int>(activation));
+    }
+    return activated_by_operations(
+        {input.values.to(type), input.bias, input.up, input.up_bias, input.is_packed}, activation);
+  }
+
+  // The second factor of the product, if it is wanted, and the gradients of what it is made of for one of it, if that is
+  // defined.
+  static ActivationGradients differentiated(
+      const ActivationInput& input, int64_t activation, at::ScalarType type, const at::Tensor& dfactor,
+      bool wants_factor, bool wants_biases) {
+    const bool recorded = at::GradMode::is_enabled();
+    ActivationGradients out;
+    const auto in_shape = [&] {
+      auto sizes = input.values.sizes().vec();
+      sizes.back() = input.width();
+      return dfactor.view(sizes);
+    };
+    if (!dfactor.defined() || activation == kNoActivation) {
+      out.output = wants_factor ? activated(input, activation, type) : at::Tensor();
+      out.values = dfactor;
+      return out;
+    }
+    if (auto* program = recorded ? nullptr : kernels_for(input, type)) {
+      return activation_backward_gpu(
+          *program, input, static_cast<int>(activation), in_shape(), /*may_overwrite=*/true,
+          {wants_factor, wants_biases});
+    }
+    if (is_gelu_alone(input, activation)) {
+      const auto x = input.values.to(type);
+      out.output = wants_factor ? at::gelu(x, gelu_approximation(activation)) : at::Tensor();
+      out.values = at::gelu_backward(in_shape(), x, gelu_approximation(activation));
+      return out;
+    }
+    return differentiated_by_operations(input, activation, in_shape(), recorded);
   }
 
   // A conversion is recorded where gradients of gradients are wanted.
@@ -98,14 +167,16 @@ struct Types {
     product = product_type(input, x.device());
   }
 
-  bool fit(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) const {
+  // `x` has `width` features for each row of the weight.
+  bool fit(
+      const at::Tensor& x, int64_t width, const at::Tensor& weight, const std::optional<at::Tensor>& bias) const {
     const auto is_matching = [&](const at::Tensor& t) {
       const auto of = t.scalar_type();
       return t.device() == x.device() && t.layout() == at::kStrided && at::isFloatingType(of) &&
           (casts ? of != at::kDouble : of == input);
     };
     return is_matching(x) && is_matching(weight) && weight.dim() == 2 && x.dim() > 0 &&
-        x.size(-1) == weight.size(1) &&
+        width == weight.size(1) &&
         (!bias || (is_matching(*bias) && bias->dim() == 1 && bias->size(0) == weight.size(0)));
   }
 };
@@ -119,32 +190,37 @@ std::unique_ptr<Tensor> linear(
   // libtorch's own would cast the weight in each call.
   const bool mine =
       types.product != types.input || (types.casts && keeps_copy(weight, types.product));
-  if (mine && types.fit(input, weight, offset)) {
-    return std::make_unique<Tensor>(
-        Linear::apply(input.to(types.input), weight, offset, types.product, std::string()));
+  if (mine && types.fit(input, input.dim() > 0 ? input.size(-1) : 0, weight, offset)) {
+    return std::make_unique<Tensor>(Linear::apply(
+        input.to(types.input), weight, offset, std::nullopt, std::nullopt, std::nullopt, types.product,
+        kNoActivation, /*packed=*/false));
   }
   return std::make_unique<Tensor>(at::linear(input, weight, offset));
 }
 
-std::unique_ptr<Tensor> gelu_linear(
-    const Tensor& input,
-    const Tensor& weight,
-    rust::Slice<const TensorRef> bias,
-    rust::Str approximate) {
-  const std::string gelu(approximate);
-  TORCH_CHECK_VALUE(
-      gelu == "none" || gelu == "tanh", "the approximation is ", gelu, ", expected none or tanh");
-  const auto offset = optional_handle(bias);
-  const Types types(input);
-  if (!types.fit(input, weight, offset)) {
-    return std::make_unique<Tensor>(at::linear(at::gelu(input, gelu), weight, offset));
+std::unique_ptr<Tensor> activation_linear(
+    const Tensor& values, rust::Slice<const TensorRef> bias, rust::Slice<const TensorRef> up,
+    rust::Slice<const TensorRef> up_bias, const Tensor& weight, rust::Slice<const TensorRef> weight_bias,
+    const ActivationOptions& options) {
+  auto input = activation_input(values, bias, up, up_bias, options);
+  const auto offset = optional_handle(weight_bias);
+  const Types types(values);
+  const int64_t width = values.dim() > 0 ? input.width() : 0;
+  const auto in_type = [&](const at::Tensor& t) { return t.defined() ? t.to(types.input) : t; };
+  const ActivationInput own{
+      in_type(input.values), input.bias, in_type(input.up), input.up_bias, input.is_packed};
+  const bool has_kernels = types.product == types.input && activation_kernels(own) != nullptr;
+  if (!types.fit(values, width, weight, offset) || !(has_kernels || is_gelu_alone(input, options.activation))) {
+    return linear(activated_by_operations(input, options.activation), weight, weight_bias);
   }
   // A product in the type of autocast takes its copy of the weight where the weight has none of its own.
   const bool copies = types.casts && types.product == types.input && !keeps_copy(weight, types.product);
   const auto factor =
-      copies ? at::autocast::cached_cast(types.input, weight, input.device().type()) : weight;
-  return std::make_unique<Tensor>(
-      Linear::apply(input.to(types.input), factor, offset, types.product, gelu));
+      copies ? at::autocast::cached_cast(types.input, weight, values.device().type()) : weight;
+  const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+  return std::make_unique<Tensor>(Linear::apply(
+      own.values, factor, offset, optional(own.bias), optional(own.up), optional(own.up_bias), types.product,
+      int64_t{options.activation}, own.is_packed));
 }
 
 } // namespace brigade

@@ -5,15 +5,17 @@
 
 namespace brigade {
 
+struct ActivationOptions;
+
 // input weight^T + bias, as libtorch's linear. The bias is one tensor or none. A new tensor.
 std::unique_ptr<Tensor> linear(
     const Tensor& input, const Tensor& weight, rust::Slice<const TensorRef> bias);
 
-// gelu(input) weight^T + bias, which keeps the input alone. libtorch's name of the approximation.
-std::unique_ptr<Tensor> gelu_linear(
-    const Tensor& input,
-    const Tensor& weight,
-    rust::Slice<const TensorRef> bias,
-    rust::Str approximate);
+// activation(values + bias) weight^T + weight_bias, of a gated pair times (up + up_bias), as `activation` takes them. Where
+// it computes the activation again in the backward, it keeps its inputs alone. A new tensor.
+std::unique_ptr<Tensor> activation_linear(
+    const Tensor& values, rust::Slice<const TensorRef> bias, rust::Slice<const TensorRef> up,
+    rust::Slice<const TensorRef> up_bias, const Tensor& weight, rust::Slice<const TensorRef> weight_bias,
+    const ActivationOptions& options);
 
 } // namespace brigade

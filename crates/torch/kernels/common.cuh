@@ -177,6 +177,31 @@ __device__ __forceinline__ float over_block(float value, float* shared) {
   return over_warp<Op>(lane < warps ? shared[lane] : Op::none());
 }
 
+// Adds up `parts` rows of `columns` sums, each of them in the order of the rows within a stripe and then of the stripes.
+// A block has `width` columns along x and `stripes` threads for each of them along y; all of its threads take part.
+template <int width, int stripes>
+__device__ __forceinline__ void add_parts(
+    const float* part_sums, float* sums, int parts, int columns, float (&shared)[stripes][width]) {
+  const int column = static_cast<int>(blockIdx.x * width + threadIdx.x);
+  const int stripe = static_cast<int>(threadIdx.y);
+  float sum = 0;
+  if (column < columns) {
+    const float* at = part_sums + column;
+#pragma unroll 4
+    for (int part = stripe; part < parts; part += stripes) {
+      sum += at[static_cast<long long>(part) * columns];
+    }
+  }
+  shared[stripe][threadIdx.x] = sum;
+  __syncthreads();
+  if (stripe == 0 && column < columns) {
+    for (int other = 1; other < stripes; ++other) {
+      sum += shared[other][threadIdx.x];
+    }
+    sums[column] = sum;
+  }
+}
+
 // Four words of Philox4x32 with 7 rounds, as in cpp/philox.h.
 struct Random4 {
   unsigned of[4];

@@ -377,24 +377,8 @@ BRIGADE_NORM_RESIDUAL(norm_residual_any, 0)
 // Adds up the sums of the blocks: 32 columns in a block, 16 stripes of parts.
 BRIGADE_KERNEL(kNormResidualColumns * kNormResidualStripes, 1) norm_residual_sums(NormResidualArguments a) {
   __shared__ float shared[kNormResidualStripes][kNormResidualColumns];
-  const int column = static_cast<int>(blockIdx.x * kNormResidualColumns + threadIdx.x);
-  const int stripe = static_cast<int>(threadIdx.y), columns = 3 * a.width;
-  float sum = 0;
-  if (column < columns) {
-    const float* at = a.part_sums + column;
-#pragma unroll 4
-    for (int part = stripe; part < a.parts; part += kNormResidualStripes) {
-      sum += at[static_cast<long long>(part) * columns];
-    }
-  }
-  shared[stripe][threadIdx.x] = sum;
-  __syncthreads();
-  if (stripe == 0 && column < columns) {
-    for (int other = 1; other < kNormResidualStripes; ++other) {
-      sum += shared[other][threadIdx.x];
-    }
-    a.column_sums[column] = sum;
-  }
+  add_parts<kNormResidualColumns, kNormResidualStripes>(
+      a.part_sums, a.column_sums, a.parts, 3 * a.width, shared);
 }
 
 #endif

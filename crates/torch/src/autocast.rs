@@ -34,8 +34,8 @@ pub struct Autocast {
 impl Autocast {
     /// Enters a scope that computes in `kind`, `Half` or `BFloat16`; `Float` turns autocast off in the scope. With
     /// `cache`, a weight that several operations use is cast once. The outermost scope frees the casts at its end, but for
-    /// those of [`crate::linear`], [`crate::gelu_linear`] and [`crate::linear_cross_entropy`], which are kept with their
-    /// weights.
+    /// those of [`crate::linear`], [`crate::activation_linear`], [`crate::gated_linear`] and
+    /// [`crate::linear_cross_entropy`], which are kept with their weights.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for any other kind, or a device without autocast.

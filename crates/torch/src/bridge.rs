@@ -386,6 +386,16 @@ pub(crate) mod ffi {
         count: UniquePtr<Tensor>,
     }
 
+    struct ActivationOptions {
+        activation: i32,
+        packed: bool,
+    }
+
+    struct RotatedPair {
+        queries: UniquePtr<Tensor>,
+        keys: UniquePtr<Tensor>,
+    }
+
     struct NormResidualOptions {
         rms: bool,
         post: bool,
@@ -619,6 +629,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/sharder.h");
         include!("brigade-torch/cpp/storage.h");
+        include!("brigade-torch/cpp/activation.h");
         include!("brigade-torch/cpp/attention.h");
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
@@ -1115,16 +1126,39 @@ pub(crate) mod ffi {
         fn suspend_copies(suspend: bool);
         fn forget_copies();
         fn rotary(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<UniquePtr<Tensor>>;
+        fn rotary_pair(
+            queries: &Tensor,
+            keys: &Tensor,
+            cos: &Tensor,
+            sin: &Tensor,
+        ) -> Result<RotatedPair>;
+        fn rotary_packed(
+            product: &Tensor,
+            heads: i64,
+            cos: &Tensor,
+            sin: &Tensor,
+        ) -> Result<UniquePtr<Tensor>>;
         fn linear(
             input: &Tensor,
             weight: &Tensor,
             bias: &[TensorRef<'_>],
         ) -> Result<UniquePtr<Tensor>>;
-        fn gelu_linear(
-            input: &Tensor,
-            weight: &Tensor,
+        fn activation(
+            values: &Tensor,
             bias: &[TensorRef<'_>],
-            approximate: &str,
+            up: &[TensorRef<'_>],
+            up_bias: &[TensorRef<'_>],
+            options: &ActivationOptions,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn activation_adds_bias(input: &Tensor) -> Result<bool>;
+        fn activation_linear(
+            values: &Tensor,
+            bias: &[TensorRef<'_>],
+            up: &[TensorRef<'_>],
+            up_bias: &[TensorRef<'_>],
+            weight: &Tensor,
+            weight_bias: &[TensorRef<'_>],
+            options: &ActivationOptions,
         ) -> Result<UniquePtr<Tensor>>;
 
         type LossFlag;

@@ -62,6 +62,7 @@
 //! is an error. It also turns off the dump of c10d's state before that, which takes a minute. A group that is dropped
 //! waits for its operations in flight, at most 5 s, because the destructor of c10d's backend aborts them.
 
+mod activation;
 mod attention;
 mod autocast;
 mod autograd;
@@ -121,6 +122,10 @@ mod weight_ring;
 mod work;
 mod work_handle;
 
+pub use activation::{
+    Activation, Biased, GatedPair, activation, activation_adds_bias, activation_linear,
+    gated_activation, gated_linear,
+};
 pub use attention::{AttentionOptions, attention, context_attention};
 pub use autocast::{Autocast, emulated_kind};
 pub use autograd::{
@@ -173,7 +178,7 @@ pub use read_tensor::TensorRead;
 pub use recompute::{is_recomputing, recomputed, try_recomputed};
 pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowed};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
-pub use rotary::rotary;
+pub use rotary::{rotary, rotary_packed, rotary_pair};
 pub use script::{Script, ScriptValue};
 pub use sharder::{ExpertGroups, ExpertShardGroups, Sharder, SharderMeter, ShardingGroups};
 pub use split::Split;

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use crate::activation::{Activation, activation_linear};
 use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
 
@@ -37,12 +38,13 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
         .map_err(|error| Error::libtorch("linear", &error))
 }
 
-/// Computes [`linear`] of `gelu(input)`, and saves only the input for the backward, which computes the activation
-/// again: half of the memory that two separate operations need. `approximate` is `none` or `tanh`, as in
-/// [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
+/// Computes [`linear`] of `gelu(input)`, as [`activation_linear`] does, and saves only the input for the backward, which
+/// computes the activation again: half of the memory that two separate operations need. `approximate` is `none` or
+/// `tanh`, as in [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] for any other value of `approximate`, and if shapes, kinds or devices do not match.
+/// [`crate::ErrorKind::InvalidArgument`] for any other value of `approximate`; [`crate::TorchError::Libtorch`] if shapes,
+/// kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::gelu_linear;
@@ -59,7 +61,5 @@ pub fn gelu_linear(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
-    ffi::gelu_linear(borrow(input), borrow(weight), &borrow_optional(bias), approximate)
-        .map(own)
-        .map_err(|error| Error::libtorch("gelu_linear", &error))
+    activation_linear(input, Activation::gelu(approximate)?, weight, bias)
 }

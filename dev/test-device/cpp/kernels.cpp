@@ -2,9 +2,11 @@
 // shows what they compute, and that no thread reads what another has not written yet; not how fast they are.
 #include "fake_gpu.h"
 
+#include "kernels/activation.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/norm_relu.h"
 #include "kernels/norm_residual.h"
+#include "kernels/rotary.h"
 #include "philox.h"
 
 #include <c10/core/GradMode.h>
@@ -119,6 +121,12 @@ namespace norm_residual {
 namespace cross_entropy {
 #include "cross_entropy.cu"
 } // namespace cross_entropy
+namespace activation {
+#include "activation.cu"
+} // namespace activation
+namespace rotary {
+#include "rotary.cu"
+} // namespace rotary
 #undef BRIGADE_ELEMENT
 } // namespace bfloat16
 
@@ -136,6 +144,12 @@ namespace norm_residual {
 namespace cross_entropy {
 #include "cross_entropy.cu"
 } // namespace cross_entropy
+namespace activation {
+#include "activation.cu"
+} // namespace activation
+namespace rotary {
+#include "rotary.cu"
+} // namespace rotary
 #undef BRIGADE_ELEMENT
 } // namespace float16
 
@@ -145,6 +159,12 @@ namespace float32 {
 namespace cross_entropy {
 #include "cross_entropy.cu"
 } // namespace cross_entropy
+namespace activation {
+#include "activation.cu"
+} // namespace activation
+namespace rotary {
+#include "rotary.cu"
+} // namespace rotary
 #undef BRIGADE_ELEMENT
 } // namespace float32
 
@@ -194,6 +214,18 @@ using Kernels = std::map<std::string, Kernel>;
    BRIGADE_NORMED(type, norm_residual_any),          BRIGADE_NORMED(type, norm_residual_any_backward),   \
    BRIGADE_NORMED(type, norm_residual_sums)}
 
+#define BRIGADE_ACTIVATED(type, name) BRIGADE_NAMED(type::activation, ActivationArguments, name)
+#define BRIGADE_ACTIVATION(type)                                                                             \
+  {BRIGADE_ACTIVATED(type, activation),                 BRIGADE_ACTIVATED(type, activation_backward),        \
+   BRIGADE_ACTIVATED(type, activation_unaligned),       BRIGADE_ACTIVATED(type, activation_unaligned_backward), \
+   BRIGADE_ACTIVATED(type, activation_gated),           BRIGADE_ACTIVATED(type, activation_gated_backward),  \
+   BRIGADE_ACTIVATED(type, activation_gated_unaligned), BRIGADE_ACTIVATED(type, activation_gated_unaligned_backward), \
+   BRIGADE_ACTIVATED(type, activation_sums)}
+
+#define BRIGADE_ROTARY(type)                                          \
+  {BRIGADE_NAMED(type::rotary, RotaryArguments, rotary),              \
+   BRIGADE_NAMED(type::rotary, RotaryArguments, rotary_unaligned)}
+
 // What dropout keeps of a row, by the function that kernels share: one thread for eight values.
 struct DropoutArguments {
   bool* kept;
@@ -219,6 +251,12 @@ const AllKernels& all_kernels() {
       {{"norm_relu", at::kHalf}, BRIGADE_NORM_RELU(float16)},
       {{"norm_residual", at::kBFloat16}, BRIGADE_NORM_RESIDUAL(bfloat16)},
       {{"norm_residual", at::kHalf}, BRIGADE_NORM_RESIDUAL(float16)},
+      {{"activation", at::kBFloat16}, BRIGADE_ACTIVATION(bfloat16)},
+      {{"activation", at::kHalf}, BRIGADE_ACTIVATION(float16)},
+      {{"activation", at::kFloat}, BRIGADE_ACTIVATION(float32)},
+      {{"rotary", at::kBFloat16}, BRIGADE_ROTARY(bfloat16)},
+      {{"rotary", at::kHalf}, BRIGADE_ROTARY(float16)},
+      {{"rotary", at::kFloat}, BRIGADE_ROTARY(float32)},
       {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
       {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
       {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
@@ -298,6 +336,19 @@ class Emulated : public kernels::Program {
       std::memcpy(&a, args, sizeof(a));
       return uint64_t{blocks.x} * static_cast<uint64_t>(a.columns) * element_size_ * (a.gradient == nullptr ? 1 : 2);
     }
+    if (name.starts_with("rotary")) {
+      float32::rotary::RotaryArguments a;
+      std::memcpy(&a, args, sizeof(a));
+      uint64_t heads = 0;
+      for (const auto& part : a.parts) {
+        heads += static_cast<uint64_t>(part.heads + part.copied);
+      }
+      // Read and written. The tables are those of one head.
+      return uint64_t{blocks.x} * heads * 2 * static_cast<uint64_t>(a.half) * element_size_ * 2;
+    }
+    if (name.starts_with("activation")) {
+      return bytes_of_activation(name, args);
+    }
     if (!name.starts_with("norm_residual")) {
       return 0;
     }
@@ -316,6 +367,23 @@ class Emulated : public kernels::Program {
         : sizeof(float) + size(a.branch, element_size_ + sizeof(float)) + size(a.normed, element_size_) +
             size(a.normed_float, sizeof(float));
     return static_cast<uint64_t>(a.rows) * width * of_value + (is_backward ? part_bytes : 0);
+  }
+
+  uint64_t bytes_of_activation(const std::string& name, const void* args) const {
+    float32::activation::ActivationArguments a;
+    std::memcpy(&a, args, sizeof(a));
+    const auto width = static_cast<uint64_t>(a.width);
+    const uint64_t sums = static_cast<uint64_t>(a.parts) * static_cast<uint64_t>(a.biases) * width;
+    const uint64_t part_bytes = a.part_sums == nullptr ? 0 : sums * sizeof(float);
+    if (name == "activation_sums") {
+      return part_bytes;
+    }
+    uint64_t matrices = 0;
+    for (const void* matrix : {a.input, a.up, a.doutput, static_cast<const void*>(a.output),
+                               static_cast<const void*>(a.dinput), static_cast<const void*>(a.dup)}) {
+      matrices += matrix != nullptr;
+    }
+    return static_cast<uint64_t>(a.rows) * width * element_size_ * matrices + part_bytes;
   }
 
   const Kernels kernels_;

@@ -2,9 +2,11 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Divided, Init, ModelError, Module, ParamPath, QuantizedSlot, TensorRegion};
+use brigade_nn::{
+    Divided, Init, ModelError, Module, ParamPath, PreActivation, QuantizedSlot, TensorRegion,
+};
 use brigade_sharding::TensorStyle;
-use brigade_torch::{Result, gelu_linear, linear};
+use brigade_torch::{Biased, Result, activation_adds_bias, activation_linear, linear};
 use tch::Tensor;
 
 use crate::Activation;
@@ -46,18 +48,35 @@ impl Conv1D {
         self.weight.size().last().copied().unwrap_or_default()
     }
 
-    /// Computes the output for the activation of the input. GELU is computed again in the backward, which halves the
-    /// kept activations.
+    /// Computes the output for the activation of the input, as [`brigade_nn::Linear::forward_activated`].
     pub(super) fn forward_activated(
         &self,
-        input: &Tensor,
+        input: &PreActivation,
         activation: Activation,
     ) -> Result<Tensor> {
-        let approximate = activation.gelu_approximation();
-        let Some(approximate) = approximate.filter(|_| !self.quantized.is_set()) else {
-            return self.forward(&activation.apply(input)?);
+        let activation = activation.into();
+        if self.quantized.is_set() {
+            return self.forward(&input.activate(activation)?);
+        }
+        self.compute(&input.values, |values, weight, bias| {
+            let input = Biased { values, bias: input.bias.as_ref() };
+            activation_linear(input, activation, weight, bias)
+        })
+    }
+
+    /// Computes the output, without the bias where the activation behind the layer adds it, as
+    /// [`brigade_nn::Linear::forward_pre_activation`].
+    pub(super) fn forward_pre_activation(&self, input: &Tensor) -> Result<PreActivation> {
+        let is_row = matches!(&self.divided, Some(Divided { style: TensorStyle::Row, .. }));
+        if is_row || self.quantized.is_set() || !activation_adds_bias(input)? {
+            return Ok(PreActivation::new(self.forward(input)?));
+        }
+        let values = self.compute(input, |input, weight, _| linear(input, weight, None))?;
+        let bias = match self.divided {
+            Some(_) => self.bias.shallow_clone(),
+            None => self.region.enter_parameter(&self.bias)?,
         };
-        self.compute(input, |input, weight, bias| gelu_linear(input, approximate, weight, bias))
+        Ok(PreActivation { values, bias: Some(bias) })
     }
 
     fn compute(

@@ -437,7 +437,7 @@ impl Block for Gpt2Block {
         let attended = self.attend(&normed, shared, cache)?;
         let ResidualNorm { stream, normed } =
             self.ln_2.forward_residual(&stream, Some(&attended))?;
-        let inner = self.c_fc.forward(&normed)?;
+        let inner = self.c_fc.forward_pre_activation(&normed)?;
         let added = self.mlp_c_proj.forward_activated(&inner, self.activation)?;
         Ok(Residual::with_branch(stream, self.mlp_dropout.branch(added)?))
     }

@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use brigade_torch::{Result, copy_to_device, rotary};
+use brigade_torch::{Result, copy_to_device, rotary_pair};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -99,9 +99,9 @@ impl Rotation {
         Ok(())
     }
 
-    /// Rotates queries or keys `[batch, heads, tokens, width]`.
-    pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
-        rotary(heads, &self.cos, &self.sin)
+    /// Rotates queries and keys `[batch, heads, tokens, width]`.
+    pub(super) fn apply(&self, queries: &Tensor, keys: &Tensor) -> Result<(Tensor, Tensor)> {
+        rotary_pair(queries, keys, &self.cos, &self.sin)
     }
 
     pub(super) fn shallow_clone(&self) -> Self {

@@ -123,7 +123,7 @@ impl RotatedAttention {
         };
         let (mut keys, values) = (of_keys(&self.k_proj)?, of_keys(&self.v_proj)?);
         if let Some(rotation) = &shared.rotation {
-            (queries, keys) = (rotation.apply(&queries)?, rotation.apply(&keys)?);
+            (queries, keys) = rotation.apply(&queries, &keys)?;
         }
         let (keys, values) = match cache {
             Some(cache) => cache.extend(&keys, &values)?,

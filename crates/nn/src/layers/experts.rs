@@ -26,9 +26,12 @@ mod router;
 use std::borrow::Borrow;
 
 use brigade_torch::regions::{gather_from_region, scatter_to_region};
-use brigade_torch::{Error, ProcessGroup, QuantizedWeight, Result, linear};
+use brigade_torch::{
+    Activation, GatedPair, ProcessGroup, QuantizedWeight, Result, gated_activation, gated_linear,
+    linear,
+};
 use parking_lot::Mutex;
-use tch::{Kind, TchError, Tensor};
+use tch::{Kind, Tensor};
 
 use self::exchange::Exchange;
 use self::router::Router;
@@ -37,7 +40,7 @@ pub use self::router::{
 };
 use crate::layer_context::LayerContext;
 use crate::{
-    Init, Linear, LinearOptions, Module, ParamPath, QuantizedSlot, TensorRegion, Training,
+    Init, Module, ParamPath, QuantizedSlot, SwiGlu, SwiGluOptions, TensorRegion, Training,
 };
 
 /// Mixture of experts (Shazeer et al., 2017): gated feed-forward networks (experts), of which a router chooses a few
@@ -83,7 +86,7 @@ pub struct Experts {
     down: Tensor,
     quantized_gate_up: QuantizedSlot,
     quantized_down: QuantizedSlot,
-    shared: Option<SharedExperts>,
+    shared: Option<SwiGlu>,
     exchange: Option<Exchange>,
     options: ExpertsOptions,
     hidden: i64,
@@ -114,9 +117,9 @@ pub struct ExpertsOptions {
     /// Jitter noise: in training inputs are multiplied by random numbers that are uniform in `[1 − jitter, 1 +
     /// jitter]`. Defaults to 0.
     pub jitter: f64,
-    /// Activation of the gates. Defaults to [`Tensor::f_silu`].
-    pub activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
-    /// Initial values of the router and the experts. Defaults to those of [`Linear`].
+    /// Activation of the gates. Defaults to [`Activation::Silu`].
+    pub activation: Activation,
+    /// Initial values of the router and the experts. Defaults to those of [`Linear`](crate::Linear).
     pub first_values: Option<Init>,
 }
 
@@ -129,7 +132,7 @@ impl Default for ExpertsOptions {
             capacity_factor: None,
             shared_intermediate_size: None,
             jitter: 0.0,
-            activation: Tensor::f_silu,
+            activation: Activation::Silu,
             first_values: None,
         }
     }
@@ -164,7 +167,8 @@ impl Experts {
         let gate_up = stacked("gate_up_proj", 2 * intermediate, hidden);
         let down = stacked("down_proj", hidden, intermediate);
         let shared = options.shared_intermediate_size.map(|inner| {
-            SharedExperts::new(&(path / "shared_experts"), hidden, inner, options.activation)
+            let shared = SwiGluOptions { activation: options.activation, bias: false };
+            SwiGlu::with_options(path / "shared_experts", hidden, inner, shared)
         });
         let region = path.tensor_region();
         let tensor_ranks = region.group().map_or(1, ProcessGroup::size);
@@ -330,11 +334,7 @@ impl Experts {
         // exchange messages.
         let first = all.next().or_else(|| pieces.iter().enumerate().next());
         let outputs = first.into_iter().chain(all).map(|(expert, rows)| {
-            let halves = gate_up.linear(expert, rows)?.f_chunk(2, -1)?;
-            let [gate, up] = halves.as_slice() else {
-                return Err(Error::invalid_argument("experts with an inner layer of size 0"));
-            };
-            down.linear(expert, &(self.options.activation)(gate)?.f_mul(up)?)
+            down.gated(expert, &gate_up.linear(expert, rows)?, self.options.activation)
         });
         let outputs = outputs.collect::<Result<Vec<_>>>()?;
         match outputs.as_slice() {
@@ -363,6 +363,15 @@ impl ExpertWeights {
         match self {
             Self::Whole(weights) => linear(rows, &weights[expert], None),
             Self::Quantized(stack) => stack.matrix(expert as i64)?.linear(rows, None),
+        }
+    }
+
+    /// Applies the projection to the gated pairs in the halves of each row.
+    fn gated(&self, expert: usize, rows: &Tensor, activation: Activation) -> Result<Tensor> {
+        let pair = GatedPair::Packed(rows.into());
+        match self {
+            Self::Whole(weights) => gated_linear(pair, activation, &weights[expert], None),
+            Self::Quantized(_) => self.linear(expert, &gated_activation(pair, activation)?),
         }
     }
 }
@@ -397,39 +406,6 @@ impl ExpertsOptions {
                 "expected a jitter of at least 0 and below 1, found {jitter}"
             ));
         }
-    }
-}
-
-/// Shared expert: a gated feed-forward layer for all tokens.
-#[derive(Debug)]
-struct SharedExperts {
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-    activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
-}
-
-impl SharedExperts {
-    fn new(
-        path: &ParamPath<'_>,
-        hidden: i64,
-        inner: i64,
-        activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
-    ) -> Self {
-        let linear = |name: &str, inputs, outputs| {
-            Linear::with_options(path / name, inputs, outputs, LinearOptions { bias: false })
-        };
-        Self {
-            gate: linear("gate_proj", hidden, inner),
-            up: linear("up_proj", hidden, inner),
-            down: linear("down_proj", inner, hidden),
-            activation,
-        }
-    }
-
-    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        let gate = (self.activation)(&self.gate.forward(tokens)?)?;
-        self.down.forward(&gate.f_mul(&self.up.forward(tokens)?)?)
     }
 }
 

@@ -3,8 +3,11 @@
 use std::borrow::Borrow;
 
 use brigade_sharding::TensorStyle;
-use brigade_torch::{Result, gelu_linear, linear};
-use tch::Tensor;
+use brigade_torch::{
+    Activation, Biased, GatedPair, Result, activation_adds_bias, activation_linear,
+    gated_activation, gated_linear, linear,
+};
+use tch::{Device, Tensor};
 
 use crate::layer_context::LayerContext;
 use crate::{Divided, Init, Module, ParamPath, QuantizedSlot, TensorRegion};
@@ -51,6 +54,71 @@ impl Default for LinearOptions {
     }
 }
 
+/// Output of a linear layer in front of an activation, with the layer's bias if that is still to be added. Created by
+/// [`Linear::forward_pre_activation`], or by [`PreActivation::new`] without a bias.
+///
+/// ```
+/// use brigade_nn::PreActivation;
+/// use brigade_torch::Activation;
+/// use tch::Tensor;
+///
+/// let values = Tensor::from_slice2(&[[-2f32, 1.0]]);
+/// let input = PreActivation { bias: Some(Tensor::from_slice(&[1f32, 2.0])), values };
+/// assert_eq!(input.sum()?, Tensor::from_slice2(&[[-1f32, 3.0]]));
+/// assert_eq!(input.activate(Activation::ReluSquared)?, Tensor::from_slice2(&[[0f32, 9.0]]));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PreActivation {
+    /// Values `[…, width]`.
+    pub values: Tensor,
+    /// Bias `[width]` that is to be added to the values.
+    pub bias: Option<Tensor>,
+}
+
+impl PreActivation {
+    /// Creates the input of an activation without a bias.
+    #[must_use]
+    pub fn new(values: Tensor) -> Self {
+        Self { values, bias: None }
+    }
+
+    /// Returns the values with the bias.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Tensor`] if shapes do not match.
+    pub fn sum(&self) -> Result<Tensor> {
+        Ok(match &self.bias {
+            Some(bias) => self.values.f_add(&bias.f_to_kind(self.values.f_kind()?)?)?,
+            None => self.values.shallow_clone(),
+        })
+    }
+
+    /// Computes the activation of the values with the bias ([`brigade_torch::activation()`]).
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Tensor`] if shapes do not match.
+    pub fn activate(&self, activation: Activation) -> Result<Tensor> {
+        brigade_torch::activation(self.biased(), activation)
+    }
+
+    fn biased(&self) -> Biased<'_> {
+        Biased { values: &self.values, bias: self.bias.as_ref() }
+    }
+
+    /// Returns the bias on a device: a device map may put neighbouring layers on different ones.
+    fn bias_on(&self, device: Device) -> Result<Option<Tensor>> {
+        self.bias.as_ref().map(|bias| on(bias, device)).transpose()
+    }
+}
+
+fn on(tensor: &Tensor, device: Device) -> Result<Tensor> {
+    if tensor.device() == device {
+        return Ok(tensor.shallow_clone());
+    }
+    Ok(tensor.f_to_device(device)?)
+}
+
 impl Linear {
     /// Registers `weight` and `bias` at the path.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, inputs: i64, outputs: i64) -> Self {
@@ -87,8 +155,7 @@ impl Linear {
         &self.weight
     }
 
-    /// Applies the layer to `gelu(input)`, and saves only the input for the backward, which computes the activation
-    /// again: half of the memory that two separate operations need. `approximate` is `none` or `tanh`.
+    /// Applies the layer to `gelu(input)`, as [`Linear::forward_activated`] does. `approximate` is `none` or `tanh`.
     ///
     /// # Errors
     /// Returns the same errors as the forward, and fails for any other value of `approximate`.
@@ -104,12 +171,168 @@ impl Linear {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn forward_gelu(&self, input: &Tensor, approximate: &str) -> Result<Tensor> {
+        let input = PreActivation::new(input.shallow_clone());
+        self.forward_activated(&input, Activation::gelu(approximate)?)
+    }
+
+    /// Applies the layer to the activation of the input: the second half of a feed-forward layer, whose first half is
+    /// [`Linear::forward_pre_activation`].
+    ///
+    /// On GPUs with Brigade's kernels, the activation, the bias before it and their gradients are one kernel in each
+    /// direction ([`brigade_torch::activation_linear`]), and the backward computes the activation again, so that only its
+    /// input is kept: half of the memory that two separate operations need. GELU is computed again on every device.
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, Module, ParamPath};
+    /// use brigade_torch::{Activation, Result};
+    /// use tch::{Kind, Tensor};
+    ///
+    /// struct FeedForward { first: Linear, second: Linear }
+    ///
+    /// impl FeedForward {
+    ///     fn new(path: &ParamPath<'_>) -> Self {
+    ///         Self {
+    ///             first: Linear::new(path / "first", 8, 32),
+    ///             second: Linear::new(path / "second", 32, 8),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// impl Module<&Tensor> for FeedForward {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+    ///         let hidden = self.first.forward_pre_activation(input)?;
+    ///         self.second.forward_activated(&hidden, Activation::ReluSquared)
+    ///     }
+    /// }
+    ///
+    /// let model = Model::new(|path| FeedForward::new(path))?;
+    /// let input = Tensor::randn([5, 8], (Kind::Float, model.device()));
+    /// let FeedForward { first, second } = model.module();
+    /// let expected = second.forward(&first.forward(&input)?.relu().square())?;
+    /// assert!(model.forward(&input)?.allclose(&expected, 1e-5, 1e-6, false));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_activated(
+        &self,
+        input: &PreActivation,
+        activation: Activation,
+    ) -> Result<Tensor> {
         if self.quantized.is_set() {
-            return self.forward(&input.f_gelu(approximate)?);
+            return self.forward(&input.activate(activation)?);
         }
-        self.compute(input, true, |input, weight, bias| {
-            gelu_linear(input, approximate, weight, bias)
+        self.compute(&input.values, true, |values, weight, own_bias| {
+            let bias = input.bias_on(values.device())?;
+            let input = Biased { values, bias: bias.as_ref() };
+            activation_linear(input, activation, weight, own_bias)
         })
+    }
+
+    /// Applies the layer to `activation(gate) · up`: the second half of a gated feed-forward layer such as
+    /// [`SwiGlu`](crate::SwiGlu).
+    ///
+    /// On GPUs with Brigade's kernels, it is computed as in [`Linear::forward_activated`]
+    /// ([`brigade_torch::gated_linear`]), and only `gate` and `up` are kept.
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward, and an error for a gate of another shape than `up`.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, Module, PreActivation};
+    /// use brigade_torch::Activation;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
+    /// let [gate, up] = [(); 2].map(|()| Tensor::randn([5, 3], (Kind::Float, model.device())));
+    /// let expected = model.forward(&(gate.silu() * &up))?;
+    /// let (gate, up) = (PreActivation::new(gate), PreActivation::new(up));
+    /// let output = model.module().forward_gated(&gate, &up, Activation::Silu)?;
+    /// assert!(output.allclose(&expected, 1e-5, 1e-6, false));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_gated(
+        &self,
+        gate: &PreActivation,
+        up: &PreActivation,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        if self.quantized.is_set() {
+            let pair = GatedPair::Two { gate: gate.biased(), up: up.biased() };
+            return self.forward(&gated_activation(pair, activation)?);
+        }
+        // As `enters` would have the gate alone go through the region.
+        let [gate_values, up_values] = match &self.divided {
+            Some(Divided { style: TensorStyle::Row, .. }) | None => {
+                [&gate.values, &up.values].map(Tensor::shallow_clone)
+            }
+            Some(divided) => {
+                [divided.region.enter(&gate.values)?, divided.region.enter(&up.values)?]
+            }
+        };
+        self.compute(&gate_values, false, |values, weight, own_bias| {
+            let device = values.device();
+            let (bias, up_bias) = (gate.bias_on(device)?, up.bias_on(device)?);
+            let up = on(&up_values, device)?;
+            let pair = GatedPair::Two {
+                gate: Biased { values, bias: bias.as_ref() },
+                up: Biased { values: &up, bias: up_bias.as_ref() },
+            };
+            gated_linear(pair, activation, weight, own_bias)
+        })
+    }
+
+    /// Applies the layer, and leaves its bias to the activation behind it where that adds it in the same pass:
+    /// [`Linear::forward_activated`] and [`Linear::forward_gated`]. Elsewhere, and if the model's layers have hooks, which
+    /// see outputs, the bias is added.
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, Module};
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
+    /// let input = Tensor::randn([5, 3], (Kind::Float, model.device()));
+    /// let output = model.module().forward_pre_activation(&input)?;
+    /// assert!(output.sum()?.allclose(&model.forward(&input)?, 1e-5, 1e-6, false));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_pre_activation(&self, input: &Tensor) -> Result<PreActivation> {
+        self.pre_activation(input, true)
+    }
+
+    /// Does the same as [`Linear::forward_pre_activation`] for an input that was passed through
+    /// [`crate::TensorRegion::enter`], as [`Linear::forward_entered`] does.
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward.
+    pub fn forward_entered_pre_activation(&self, input: &Tensor) -> Result<PreActivation> {
+        self.pre_activation(input, false)
+    }
+
+    fn pre_activation(&self, input: &Tensor, enters: bool) -> Result<PreActivation> {
+        let is_row = matches!(&self.divided, Some(Divided { style: TensorStyle::Row, .. }));
+        // A bias that a device map keeps elsewhere is not there any more behind the layer.
+        let stays = self.context.hooks.is_empty() && !self.context.weights.is_placed();
+        if let Some(bias) = &self.bias
+            && stays
+            && !is_row
+            && !self.quantized.is_set()
+            && activation_adds_bias(input)?
+        {
+            let values =
+                self.compute(input, enters, |input, weight, _| linear(input, weight, None))?;
+            let bias = match self.divided {
+                Some(_) => bias.shallow_clone(),
+                None => self.region.enter_parameter(bias)?,
+            };
+            return Ok(PreActivation { values, bias: Some(bias) });
+        }
+        Ok(PreActivation::new(self.compute(input, enters, linear)?))
     }
 
     /// Computes the layer for an input that was passed through [`crate::TensorRegion::enter`], so that layers with the

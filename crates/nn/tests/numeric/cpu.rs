@@ -3,6 +3,7 @@
 mod deferred;
 mod dispatch;
 mod experts;
+mod feed_forward;
 mod quantized;
 mod rounding;
 mod tensor_parallel;

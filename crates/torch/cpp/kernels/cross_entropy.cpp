@@ -9,17 +9,6 @@
 
 namespace brigade {
 
-namespace {
-
-// Rows begin at multiples of 16 bytes, and so do the ends of their columns.
-bool has_aligned_rows(const at::Tensor& t) {
-  const int64_t vector = 16 / static_cast<int64_t>(t.element_size());
-  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.size(1) % vector == 0 &&
-      (t.stride(0) % vector == 0 || t.size(0) == 1);
-}
-
-} // namespace
-
 kernels::Program* cross_entropy_kernels(const at::Tensor& logits) {
   return kernels::program("cross_entropy", logits);
 }
@@ -71,7 +60,7 @@ at::Tensor cross_entropy_rows_gpu(
   a.z_loss = static_cast<float>(options.z_loss);
   a.scale = static_cast<float>(options.scale);
   const bool is_aligned =
-      has_aligned_rows(logits) && (!gradient.defined() || has_aligned_rows(gradient));
+      kernels::has_aligned_rows(logits) && (!gradient.defined() || kernels::has_aligned_rows(gradient));
   constexpr int64_t kWarp = 32;
   const int64_t vector = 16 / static_cast<int64_t>(logits.element_size());
   const int64_t warps = kernels::quotient_up(kernels::quotient_up(columns, vector), kWarp);

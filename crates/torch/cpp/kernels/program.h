@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <type_traits>
 
@@ -51,6 +52,13 @@ void set_program_source(ProgramSource source);
 // Number of blocks of `by` that hold `of` items.
 inline unsigned quotient_up(int64_t of, int64_t by) {
   return static_cast<unsigned>((of + by - 1) / by);
+}
+
+// Rows of a matrix begin at multiples of 16 bytes, and so do the ends of their columns.
+inline bool has_aligned_rows(const at::Tensor& t) {
+  const int64_t vector = 16 / static_cast<int64_t>(t.element_size());
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.size(1) % vector == 0 &&
+      (t.stride(0) % vector == 0 || t.size(0) == 1);
 }
 
 } // namespace brigade::kernels

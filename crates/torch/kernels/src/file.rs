@@ -15,6 +15,7 @@ pub struct File {
 
 /// All files of kernels.
 pub static FILES: &[File] = &[
+    File { name: "activation", text: include_str!("../activation.cu"), elements: &Element::ALL },
     File {
         name: "cross_entropy",
         text: include_str!("../cross_entropy.cu"),
@@ -30,6 +31,7 @@ pub static FILES: &[File] = &[
         text: include_str!("../norm_relu.cu"),
         elements: &[Element::Bfloat16, Element::Float16],
     },
+    File { name: "rotary", text: include_str!("../rotary.cu"), elements: &Element::ALL },
 ];
 
 /// Text in front of each file: types, loads, sums, random numbers.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
+mod activation;
 mod coalesced;
 mod context_attention;
 mod cpu;
@@ -21,6 +22,7 @@ mod regions;
 #[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;
 mod rotary;
+mod rotary_kernels;
 mod scaled_rows;
 mod tied_embedding;
 mod vocabulary_parallel;

@@ -3,11 +3,11 @@
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 
-use brigade_test_device::fake;
+use brigade_test_device::{fake, kernels};
 use brigade_torch::{
-    AttentionOptions, BatchNormState, CrossEntropyOptions, DeviceMemory, Fetch, attention,
-    batch_norm_relu, cross_entropy, dropout, gelu_linear, gradients, linear, max_pool2d,
-    recomputed,
+    Activation, AttentionOptions, BatchNormState, Biased, CrossEntropyOptions, DeviceMemory, Fetch,
+    GatedPair, activation, activation_linear, attention, batch_norm_relu, cross_entropy, dropout,
+    gated_linear, gelu_linear, gradients, linear, max_pool2d, recomputed, rotary_pair,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -64,6 +64,29 @@ fn layers() {
         batch_norm_relu(&x[0], None, state, true, 0.1, 1e-5).unwrap()
     });
     close(&[random(&[4, 3])], |x| dropout(&x[0], 0.0, None).unwrap());
+}
+
+/// By libtorch's operations, and by Brigade's kernels.
+#[test]
+fn feed_forward_layers_and_rotations() {
+    let run = || {
+        let inputs = [&[4, 6][..], &[6], &[4, 6], &[3, 6]].map(random);
+        close(&inputs, |x| {
+            let biased = Biased { values: &x[0], bias: Some(&x[1]) };
+            let pair = GatedPair::Two { gate: biased, up: (&x[2]).into() };
+            let one = activation(biased, Activation::GeluTanh).unwrap();
+            let two = activation_linear(biased, Activation::Mish, &x[3], None).unwrap();
+            let three = gated_linear(pair, Activation::Silu, &x[3], None).unwrap();
+            one + (two + three).square().sum_dim_intlist([1i64].as_slice(), true, Kind::Float)
+        });
+        close(&[random(&[2, 3, 5, 8]), random(&[2, 1, 5, 8]), random(&[1, 1, 5, 8])], |x| {
+            let [cos, sin] = [x[2].detach().cos(), x[2].detach().sin()];
+            let (queries, keys) = rotary_pair(&x[0], &x[1], &cos, &sin).unwrap();
+            queries + keys + &x[2]
+        });
+    };
+    run();
+    kernels::emulated(run);
 }
 
 #[test]

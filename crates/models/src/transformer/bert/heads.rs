@@ -138,7 +138,8 @@ impl BertForMaskedLm {
     }
 
     fn transformed(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.norm.forward(&self.activation.apply(&self.dense.forward(hidden)?)?)
+        let inner = self.dense.forward_pre_activation(hidden)?;
+        self.norm.forward(&inner.activate(self.activation.into())?)
     }
 }
 

@@ -93,11 +93,8 @@ impl Block for BertLayer {
         let attended = self.attention_dropout.branch(attended)?;
         let ResidualNorm { stream, normed } =
             self.attention_norm.forward_post_residual(&hidden.stream, Some(&attended))?;
-        let inner = self.intermediate.forward(&normed)?;
-        let output = match self.activation.gelu_approximation() {
-            Some(approximate) => self.output_dense.forward_gelu(&inner, approximate)?,
-            None => self.output_dense.forward(&self.activation.apply(&inner)?)?,
-        };
+        let inner = self.intermediate.forward_pre_activation(&normed)?;
+        let output = self.output_dense.forward_activated(&inner, self.activation.into())?;
         let added = self.output_dropout.branch(output)?;
         let ResidualNorm { stream, normed } =
             self.output_norm.forward_post_residual(&stream, Some(&added))?;

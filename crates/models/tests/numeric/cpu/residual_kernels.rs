@@ -1,8 +1,8 @@
 //! Transformers on GPUs made of host memory whose kernels are emulated, against those whose operations are libtorch's.
 
 use brigade_models::{
-    Bert, BertOptions, Gpt2, Gpt2Options, Llama, LlamaOptions, VisionTransformer,
-    VisionTransformerOptions,
+    Bert, BertOptions, Gpt2, Gpt2Options, Llama, LlamaOptions, Mixtral, MixtralOptions,
+    VisionTransformer, VisionTransformerOptions,
 };
 use brigade_nn::{Model, Module, ParamPath};
 use brigade_test_device::{fake, kernels};
@@ -36,8 +36,8 @@ fn apart(one: &Tensor, other: &Tensor) -> f64 {
 }
 
 /// Checks that outputs and gradients in bfloat16 with the kernels are as close to those in float32 as with libtorch's
-/// operations, and that a forward has as many launches.
-fn check<M>(new: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor, launches: u64)
+/// operations. Returns the model.
+fn compared<M>(new: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor) -> Model<M>
 where
     M: for<'a> Module<&'a Tensor, Output = Tensor>,
 {
@@ -51,14 +51,25 @@ where
         // Roundings of other operations, as many of them: not twice the error.
         assert!(errors[0] <= 2.0 * errors[1], "{name}: {errors:?}");
     }
+    model
+}
+
+/// Does the same as [`compared`], and checks that a forward has as many launches of each kernel.
+fn check<M>(new: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor, launches: &[(&str, u64)])
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
+    let model = compared(new, input);
     let account = fake::account(|| {
         kernels::counted(|| {
             let _scope = Autocast::enter(DEVICE, Kind::BFloat16, true).unwrap();
             let _ = tch::no_grad(|| model.forward(input).unwrap());
         });
     });
-    let found = account.0.get("brigade::norm_residual_1").map_or(0, |it| it.calls);
-    assert_eq!(found, launches, "{account}");
+    for (name, launches) in launches {
+        let found = account.0.get(&format!("brigade::{name}")).map_or(0, |it| it.calls);
+        assert_eq!(found, *launches, "{name} in {account}");
+    }
 }
 
 fn ids() -> Tensor {
@@ -80,10 +91,10 @@ fn gpt2_is_as_exact_with_the_kernels_in_16_bits() {
         attn_pdrop: 0.0,
         ..Default::default()
     };
-    check(|path| Gpt2::new(path, &options), &ids(), 5);
+    check(|path| Gpt2::new(path, &options), &ids(), &[("norm_residual_1", 5), ("activation", 2)]);
     // Each block keeps one tensor, to which its branch has been added.
     let options = Gpt2Options { recompute: true, ..options };
-    check(|path| Gpt2::new(path, &options), &ids(), 5);
+    check(|path| Gpt2::new(path, &options), &ids(), &[("norm_residual_1", 5), ("activation", 2)]);
 }
 
 #[test]
@@ -100,7 +111,40 @@ fn llama_is_as_exact_with_the_kernels_in_16_bits() {
         num_key_value_heads: Some(1),
         ..Default::default()
     };
-    check(|path| Llama::new(path, &options), &ids(), 5);
+    check(
+        |path| Llama::new(path, &options),
+        &ids(),
+        &[("norm_residual_1", 5), ("activation_gated", 2), ("rotary", 2)],
+    );
+}
+
+#[test]
+fn mixtral_is_as_exact_with_the_kernels_in_16_bits() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let options = MixtralOptions {
+        vocab_size: 20,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: Some(1),
+        // All experts: a rounding cannot change the choice.
+        num_local_experts: 2,
+        num_experts_per_tok: 2,
+        ..Default::default()
+    };
+    // Without values, there are no numbers of rows that the host could read.
+    let model = compared(|path| Mixtral::new(path, &options), &ids());
+    let account = fake::account(|| {
+        kernels::emulated(|| {
+            let _scope = Autocast::enter(DEVICE, Kind::BFloat16, true).unwrap();
+            let _ = tch::no_grad(|| model.forward(&ids()).unwrap());
+        });
+    });
+    // Two experts in each of two layers.
+    assert_eq!(account.0["brigade::activation_gated"].calls, 4, "{account}");
 }
 
 #[test]
@@ -118,7 +162,7 @@ fn bert_is_as_exact_with_the_kernels_in_16_bits() {
         attention_probs_dropout_prob: 0.0,
         ..Default::default()
     };
-    check(|path| Bert::new(path, &options), &ids(), 4);
+    check(|path| Bert::new(path, &options), &ids(), &[("norm_residual_1", 4), ("activation", 2)]);
 }
 
 #[test]
@@ -133,5 +177,9 @@ fn a_vision_transformer_is_as_exact_with_the_kernels_in_16_bits() {
         ..VisionTransformerOptions::new(32, 2)
     };
     let images = Tensor::arange(2 * 3 * 64, (Kind::Float, DEVICE)).sin().view([2, 3, 8, 8]);
-    check(|path| VisionTransformer::new(path, 10, options), &images, 5);
+    check(
+        |path| VisionTransformer::new(path, 10, options),
+        &images,
+        &[("norm_residual_1", 5), ("activation", 2)],
+    );
 }

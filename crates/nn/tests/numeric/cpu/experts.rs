@@ -7,7 +7,7 @@ use brigade_nn::{
     load_balancing_loss, router_z_loss,
 };
 use brigade_testkit::assert_close;
-use brigade_torch::{backward, gradient};
+use brigade_torch::{Activation, backward, gradient};
 use tch::{Device, Kind, Tensor};
 
 const HIDDEN: i64 = 5;
@@ -226,7 +226,7 @@ fn a_large_capacity_drops_nothing() {
 #[test]
 fn the_number_of_threads_does_not_change_a_bit_of_the_sum() {
     // Whole numbers: products are exact, whose sums MKL divides among threads otherwise. Weights of experts are not whole.
-    let options = ExpertsOptions { activation: Tensor::f_relu, ..options(3) };
+    let options = ExpertsOptions { activation: Activation::Relu, ..options(3) };
     let run = |threads: i32| {
         tch::set_num_threads(threads);
         let model = model(Model::builder(), options);

@@ -7,14 +7,14 @@ use std::thread;
 
 use brigade_nn::{
     Conv2d, Embedding, Init, LayerNorm, Linear, LinearOptions, Model, ModelBuilder, ModelError,
-    Module, ParamPath, StateDict, TensorParallel, TensorRegion,
+    Module, ParamPath, PreActivation, StateDict, TensorParallel, TensorRegion,
 };
 use brigade_rank_env::StoreHost;
 use brigade_sharding::{Heads, TensorPlan};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{
-    Backend, Error, GlooDevice, GroupOptions, ProcessGroup, Store, TcpStore, backward, gradient,
-    inherited_socket,
+    Activation, Backend, Error, GlooDevice, GroupOptions, ProcessGroup, Store, TcpStore, backward,
+    gradient, inherited_socket,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -241,7 +241,7 @@ fn computed(layer: &Linear, forward: Forward, input: &Tensor, weights: &Tensor) 
     [output.detach()].into_iter().chain(gradients).collect()
 }
 
-const FORWARDS: [Forward; 4] = [
+const FORWARDS: [Forward; 6] = [
     |layer, input| layer.forward(input),
     |layer, input| layer.forward_gelu(input, "tanh"),
     |layer, input| layer.forward_gelu(input, "none"),
@@ -249,6 +249,14 @@ const FORWARDS: [Forward; 4] = [
     |layer, input| match layer.divided() {
         Some(divided) => layer.forward_entered(&divided.region.enter(input)?),
         None => layer.forward_entered(input),
+    },
+    |layer, input| {
+        layer.forward_activated(&PreActivation::new(input.shallow_clone()), Activation::Silu)
+    },
+    |layer, input| {
+        let (gate, up) = (input.shallow_clone(), input * 0.5 + 1.0);
+        let [gate, up] = [gate, up].map(PreActivation::new);
+        layer.forward_gated(&gate, &up, Activation::Silu)
     },
 ];
 
