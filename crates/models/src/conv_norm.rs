@@ -3,10 +3,8 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Module, ParamPath};
-use brigade_torch::Result;
+use brigade_torch::{Activation, Result};
 use tch::Tensor;
-
-use crate::Activation;
 
 /// Convolution followed by a normalisation. It has no bias, which the normalisation would cancel.
 #[derive(Debug)]

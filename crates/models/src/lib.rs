@@ -21,7 +21,6 @@
 //! # Ok::<(), brigade_torch::Error>(())
 //! ```
 
-mod activation;
 mod awd_lstm;
 mod classifier;
 mod cnn;
@@ -43,7 +42,6 @@ mod xresnet;
 #[doc(hidden)]
 pub mod zoo;
 
-pub use activation::Activation;
 pub use awd_lstm::{
     AwdLstm, AwdLstmDropout, AwdLstmModel, AwdLstmOptions, EmbeddingReport, LanguageModel,
     LanguageModelHead, LanguageModelOptions, NextWordOptions, PretrainedLanguageModel,

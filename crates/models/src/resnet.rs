@@ -6,12 +6,12 @@ use std::cell::RefCell;
 use brigade_nn::{
     BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath, Stages, Unit,
 };
-use brigade_torch::{Error, Result};
+use brigade_torch::{Activation, Error, Result};
 use tch::Tensor;
 
+use crate::ImageClassifier;
 use crate::conv_norm::{ConvNorm, average_halves, conv};
 use crate::init::{Redraw, redraw};
-use crate::{Activation, ImageClassifier};
 
 /// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Images may have
 /// any size from 32 × 32 on.

@@ -7,13 +7,8 @@ use brigade_nn::{
     ParamPath, Stages, Unit,
 };
 use brigade_rank_env::text::counted;
-<<<<<<< HEAD
-use brigade_torch::{ResidualNorm, Result};
-use tch::{Device, Kind, Tensor};
-=======
 use brigade_torch::{Activation, ResidualNorm, Result};
-use tch::{Kind, Tensor};
->>>>>>> house-kernels
+use tch::{Device, Kind, Tensor};
 
 use crate::ImageClassifier;
 use crate::drop_path::DropPath;

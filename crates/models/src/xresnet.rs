@@ -6,13 +6,13 @@ use std::borrow::Borrow;
 
 use brigade_nn::{Dropout, Flatten, Linear, MaxPool2d, Module, ParamPath, Stages};
 use brigade_rank_env::text::counted;
-use brigade_torch::Result;
+use brigade_torch::{Activation, Result};
 use tch::Tensor;
 
 use self::block::{Block, Shape, conv_norm};
+use crate::ImageClassifier;
 use crate::conv_norm::ConvNorm;
 use crate::init::{Redraw, redraw};
-use crate::{Activation, ImageClassifier};
 
 /// fastai's `XResNet` (He et al., 2019, "Bag of tricks"): from images `[n, channels, h, w]` to logits
 /// `[n, classes]`.

@@ -10,7 +10,7 @@ use brigade_nn::{
     Linear, Module, ParamPath, TensorParallelPlan,
 };
 use brigade_sharding::TensorPlan;
-use brigade_torch::Result;
+use brigade_torch::{Activation, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Tensor;
@@ -22,7 +22,6 @@ use super::blocks::Blocks;
 use super::config::{self, ConfigError, TransformerOptions};
 use super::context::Context;
 use super::{ProblemType, Tokens, Transformer, full_name, init};
-use crate::Activation;
 
 /// Options of a [`Bert`], under the names of transformers' `BertConfig`. The defaults are those of `bert-base-uncased`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -3,13 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use brigade_sharding::Inference;
-use brigade_torch::{Error, ErrorKind, dtype_of};
+use brigade_torch::{Activation, Error, ErrorKind, dtype_of};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use tch::Kind;
-
-use crate::Activation;
 
 /// Options of a transformer, under the names of Hugging Face's `config.json`.
 pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
@@ -149,8 +147,9 @@ impl From<ConfigError> for Error {
 }
 
 /// Names of activation functions. The first name of each function is written.
-const ACTIVATIONS: [(&str, Activation); 8] = [
+const ACTIVATIONS: [(&str, Activation); 9] = [
     ("relu", Activation::Relu),
+    ("relu2", Activation::ReluSquared),
     ("mish", Activation::Mish),
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),

@@ -6,10 +6,8 @@ use brigade_nn::{
     Divided, Init, ModelError, Module, ParamPath, PreActivation, QuantizedSlot, TensorRegion,
 };
 use brigade_sharding::TensorStyle;
-use brigade_torch::{Biased, Result, activation_adds_bias, activation_linear, linear};
+use brigade_torch::{Activation, Biased, Result, activation_adds_bias, activation_linear, linear};
 use tch::Tensor;
-
-use crate::Activation;
 
 /// Affine map `y = x W + b` with `weight` `[in, out]`: transformers' `Conv1D`, a linear layer with a transposed weight.
 #[derive(Debug)]
@@ -54,7 +52,6 @@ impl Conv1D {
         input: &PreActivation,
         activation: Activation,
     ) -> Result<Tensor> {
-        let activation = activation.into();
         if self.quantized.is_set() {
             return self.forward(&input.activate(activation)?);
         }

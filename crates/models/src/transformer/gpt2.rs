@@ -7,7 +7,7 @@ use brigade_nn::{
     ParamPath, TensorParallelPlan, Training,
 };
 use brigade_sharding::{Heads, Inference, TensorPlan};
-use brigade_torch::{Error, ResidualNorm, Result};
+use brigade_torch::{Activation, Error, ResidualNorm, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
@@ -20,7 +20,6 @@ use super::config::{ConfigError, TransformerOptions};
 use super::context::Context;
 use super::conv1d::Conv1D;
 use super::{KeyValueCache, Tokens, Transformer, config, full_name};
-use crate::Activation;
 use crate::init::{Redraw, redraw};
 use crate::residual::Residual;
 

@@ -1,11 +1,10 @@
 //! The blocks of fastai's residual networks (XResNet).
 
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Training, Unit};
-use brigade_torch::Result;
+use brigade_torch::{Activation, Result};
 use tch::{Device, Kind, Tensor};
 
 use super::{BlockWidth, XResNetOptions};
-use crate::Activation;
 use crate::conv_norm::{ConvNorm, average_halves, conv};
 use crate::init::{Redraw, redraw};
 

@@ -2,11 +2,10 @@
 
 use std::cell::LazyCell;
 
-use brigade_models::{
-    Activation, ResNet, ResNetOptions, UNet, UNetOptions, XResNet, XResNetOptions,
-};
+use brigade_models::{ResNet, ResNetOptions, UNet, UNetOptions, XResNet, XResNetOptions};
 use brigade_nn::{Layer, Model, ParamPath};
 use brigade_test_device::{numeric_device, on_device, perturb};
+use brigade_torch::Activation;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 

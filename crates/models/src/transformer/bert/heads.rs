@@ -6,7 +6,7 @@ use brigade_nn::{
     Dropout, Init, LayerGroups, LayerNorm, Linear, Module, ParamPath, TensorParallelPlan,
 };
 use brigade_sharding::TensorPlan;
-use brigade_torch::Result;
+use brigade_torch::{Activation, Result};
 use tch::{Device, Kind, Tensor};
 
 use super::super::head::LanguageHead;
@@ -14,7 +14,6 @@ use super::super::init::draw;
 use super::super::loss::{ProblemType, TokenLoss, sequence_loss, token_loss};
 use super::super::{IGNORED_LABEL, Tokens, Transformer};
 use super::{BODY, Bert, BertOptions, BodyStates, EMBEDDING, POOLER, norm};
-use crate::Activation;
 use crate::init::{Redraw, redraw};
 
 /// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the token at each
@@ -139,7 +138,7 @@ impl BertForMaskedLm {
 
     fn transformed(&self, hidden: &Tensor) -> Result<Tensor> {
         let inner = self.dense.forward_pre_activation(hidden)?;
-        self.norm.forward(&inner.activate(self.activation.into())?)
+        self.norm.forward(&inner.activate(self.activation)?)
     }
 }
 

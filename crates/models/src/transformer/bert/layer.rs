@@ -1,14 +1,13 @@
 //! Layer of BERT.
 
 use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Training};
-use brigade_torch::{ResidualNorm, Result};
+use brigade_torch::{Activation, ResidualNorm, Result};
 use tch::Tensor;
 
 use super::super::attention::{OwnHeads, Shared, attend, split_heads};
 use super::super::blocks::Block;
 use super::super::cache::LayerCache;
 use super::{BertOptions, norm};
-use crate::Activation;
 use crate::residual::Residual;
 
 /// Attention and a feed-forward layer, each with a residual connection and followed by a normalisation.
@@ -94,7 +93,7 @@ impl Block for BertLayer {
         let ResidualNorm { stream, normed } =
             self.attention_norm.forward_post_residual(&hidden.stream, Some(&attended))?;
         let inner = self.intermediate.forward_pre_activation(&normed)?;
-        let output = self.output_dense.forward_activated(&inner, self.activation.into())?;
+        let output = self.output_dense.forward_activated(&inner, self.activation)?;
         let added = self.output_dropout.branch(output)?;
         let ResidualNorm { stream, normed } =
             self.output_norm.forward_post_residual(&stream, Some(&added))?;

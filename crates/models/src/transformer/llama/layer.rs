@@ -24,7 +24,7 @@ impl LlamaLayer {
         let LlamaOptions { hidden_size: width, intermediate_size: inner, rms_norm_eps, .. } =
             *options;
         let attention = RotatedAttention::new(&(path / "self_attn"), &options.attention());
-        let mlp = SwiGluOptions { bias: options.mlp_bias, activation: options.hidden_act.into() };
+        let mlp = SwiGluOptions { bias: options.mlp_bias, activation: options.hidden_act };
         Self {
             attention,
             mlp: SwiGlu::with_options(path / "mlp", width, inner, mlp),

@@ -2,6 +2,7 @@
 
 use brigade_nn::ParamPath;
 use brigade_sharding::Inference;
+use brigade_torch::Activation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Kind;
@@ -9,7 +10,6 @@ use tch::Kind;
 use super::super::config::{self, ConfigError, TransformerOptions};
 use super::super::rotary::Llama3Scaling;
 use super::super::rotated_attention::RotatedAttentionOptions;
-use crate::Activation;
 
 /// Options of a [`super::Llama`], under the names of transformers' `LlamaConfig`. The defaults are those of Llama 7B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

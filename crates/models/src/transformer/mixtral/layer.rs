@@ -28,7 +28,7 @@ impl MixtralLayer {
             experts: options.num_local_experts,
             experts_per_token: options.num_experts_per_tok,
             jitter: options.router_jitter_noise,
-            activation: options.hidden_act.into(),
+            activation: options.hidden_act,
             // They are initialised once all layers are built, as in transformers.
             first_values: Some(Init::Zeros),
             ..ExpertsOptions::default()

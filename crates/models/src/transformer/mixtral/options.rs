@@ -2,6 +2,7 @@
 
 use brigade_nn::ParamPath;
 use brigade_sharding::Inference;
+use brigade_torch::Activation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tch::Kind;
@@ -10,7 +11,6 @@ use super::super::config::{self, ConfigError, TransformerOptions};
 use super::super::llama::options::{insert_rope, take_rope};
 use super::super::rotary::Llama3Scaling;
 use super::super::rotated_attention::RotatedAttentionOptions;
-use crate::Activation;
 
 /// Options of a [`super::Mixtral`], under the names of transformers' `MixtralConfig`. The defaults are those of Mixtral
 /// 8x7B.
