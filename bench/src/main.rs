@@ -4,6 +4,7 @@
 //! neither side inherits the other's memory or threads.
 
 mod comparisons;
+mod kernel_kinds;
 mod launcher;
 mod measurements;
 mod newcomer;

@@ -4,6 +4,7 @@ mod checkpoint;
 mod dispatch;
 mod generation;
 pub(crate) mod gpu;
+mod gpu_account;
 mod images;
 mod learner;
 mod nets;
