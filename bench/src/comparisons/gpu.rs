@@ -383,11 +383,11 @@ mod tests {
             "first-step",
             "resnet50",
             "resnet50-compiled",
+            "account",
             "gpt2-long",
-            "llama",
             "bert",
             "vit",
-            "account",
+            "llama",
         ];
         let names = names.map(|name| format!("gpu-{name}"));
         let all: Vec<_> =
