@@ -1,5 +1,5 @@
 """ResNet-50 in bf16, channels_last, at batch 256 on a GPU, eager or with `--compile`, in the fastest mode: steps on
-request.
+request. `--account` prints the kernels of one step instead.
 
 Each step moves a batch of bytes from pinned memory, and normalises it on the GPU.
 """
@@ -73,4 +73,4 @@ optimizer = torch.optim.SGD(
     loss_of.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True
 )
 training = Training(loss_of, host_images(place, BATCH, SIDE), optimizer, MODES)
-training.serve(size(15, 1))
+(training.account if "--account" in sys.argv else training.serve)(size(15, 1))

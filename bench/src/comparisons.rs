@@ -83,6 +83,7 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "gpu-resnet50", run: gpu::resnet50 },
         Comparison { name: "gpu-resnet50-compiled", run: gpu::resnet50_compiled },
         Comparison { name: "gpu-account", run: gpu_account::gpt2 },
+        Comparison { name: "gpu-account-resnet50", run: gpu_account::resnet50 },
         Comparison { name: "gpu-gpt2-long", run: gpu::gpt2_long },
         Comparison { name: "gpu-bert", run: gpu::bert },
         Comparison { name: "gpu-vit", run: gpu::vit },

@@ -64,7 +64,10 @@ const WORDS: [(KernelKind, &[&str]); 7] = [
         KernelKind::Products,
         &["gemm", "gemv", "nvjet", "cutlass", "cublas", "splitk", "::mm", "addmm", "bmm", "linear"],
     ),
-    (KernelKind::Copies, &["memcpy", "memset", "copy", "clone", "cat", "nchwtonhwc", "nhwctonchw"]),
+    (
+        KernelKind::Copies,
+        &["memcpy", "memset", "copy", "clone", "catarray", "aten::cat", "nchwtonhwc", "nhwctonchw"],
+    ),
 ];
 
 /// Words in the names of Triton's kernels that only move values.
@@ -112,6 +115,8 @@ mod tests {
             ("triton_poi_fused__to_copy_4", Kind::Copies),
             ("triton_poi_fused__to_copy_addmm_gelu_8", Kind::Other),
             ("aten::convert_element_type_add", Kind::Other),
+            ("void at::native::_scatter_gather_elementwise_kernel", Kind::Other),
+            ("void at::native::(anonymous namespace)::CatArrayBatchedCopy", Kind::Copies),
             ("aten::gelu", Kind::Other),
         ];
         for (name, kind) in names {

@@ -384,6 +384,7 @@ mod tests {
             "resnet50",
             "resnet50-compiled",
             "account",
+            "account-resnet50",
             "gpt2-long",
             "bert",
             "vit",

@@ -69,16 +69,17 @@ impl Settings {
 
 /// Runs `gpu cnn|resnet50|vit|gpt2|llama|bert [captured]`, which take steps on request (`gpu cnn loaded` takes its
 /// batches from a loader, `gpu gpt2 rows=N dropout=P` has other sizes), `gpu first-step`,
-/// `gpu imagenette [captured] runs=N`, or `gpu account`, which prints the kernels of a step of GPT-2.
+/// `gpu imagenette [captured] runs=N`, or `gpu account-gpt2|account-resnet50`, which print the kernels of a step.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let [what, settings @ ..] = words else { bail!("what of a GPU?") };
     let settings = Settings::of(settings)?;
     match *what {
         "cnn" => cnn(settings.captured, settings.loaded),
-        "resnet50" => resnet50(settings.captured),
+        "resnet50" => resnet50(settings.captured, false),
         "vit" => vit(settings.captured),
         "gpt2" => gpt2(&settings, false),
-        "account" => gpt2(&settings, true),
+        "account-gpt2" => gpt2(&settings, true),
+        "account-resnet50" => resnet50(false, true),
         "llama" => llama(settings.captured),
         "bert" => bert(settings.captured),
         "first-step" => first_step(),
@@ -228,13 +229,15 @@ fn statistics(device: Device) -> [Tensor; 2] {
         .map(|three| (Tensor::from_slice(&three) * 255.0).view([1, 3, 1, 1]).to_device(device))
 }
 
-/// Measures ResNet-50 in bf16, channels last, at batch size 256 with SGD.
-fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
+/// Measures ResNet-50 in bf16, channels last, at batch size 256 with SGD: steps on request, or the account
+/// of one.
+fn resnet50(captured: bool, account: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Precision::Bf16)?;
     accelerator.set_seed(1);
     let model = Model::new(|path| ResNet::resnet50(path, 1000))?;
     let optimizer = Sgd::new(0.01).momentum(0.9).weight_decay(1e-4).build(&model)?;
-    images(&accelerator, captured, size((256, 224), (2, 32)), model, optimizer)
+    let then = if account { Then::Account } else { Then::Serve { captured } };
+    images(&accelerator, then, size((256, 224), (2, 32)), model, optimizer)
 }
 
 /// Measures ViT-B/16 in bf16 at batch size 256 with AdamW.
@@ -252,13 +255,21 @@ fn vit(captured: bool) -> Result<Vec<Vec<f64>>> {
     );
     let model = Model::new(|path| VisionTransformer::new(path, 1000, options))?;
     let optimizer = AdamW::default().lr(1e-4).weight_decay(0.01).build(&model)?;
-    images(&accelerator, captured, (size(256, 2), options.image_size), model, optimizer)
+    let then = Then::Serve { captured };
+    images(&accelerator, then, (size(256, 2), options.image_size), model, optimizer)
+}
+
+/// What is done with a training step.
+#[derive(Clone, Copy)]
+enum Then {
+    Serve { captured: bool },
+    Account,
 }
 
 /// Measures a network of images, which are bytes in host memory. A prepared loader moves a batch of them for each step.
 fn images<M>(
     accelerator: &Accelerator,
-    captured: bool,
+    then: Then,
     (batch, side): (i64, i64),
     model: Model<M>,
     optimizer: Optimizer,
@@ -286,6 +297,7 @@ where
     let (mut model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
     model.train();
     let [mean, std] = statistics(device);
+    let captured = matches!(then, Then::Serve { captured: true });
     let training = Training::new(accelerator, captured, |(images, labels): &(Tensor, Tensor)| {
         let images = normalised(images, &mean, &std)?;
         let loss = model.forward(&images)?.cross_entropy_for_logits(labels);
@@ -294,7 +306,10 @@ where
         optimizer.step()?;
         Ok(loss)
     });
-    training.serve(device, size(15, 1), endless(&loader))
+    match then {
+        Then::Serve { .. } => training.serve(device, size(15, 1), endless(&loader)),
+        Then::Account => gpu_account::run(accelerator, training, endless(&loader), None),
+    }
 }
 
 /// Measures GPT-2 with 124 M parameters in bf16 with AdamW on texts of 1024 tokens in device memory: steps on request,
@@ -320,7 +335,7 @@ fn gpt2(settings: &Settings, account: bool) -> Result<Vec<Vec<f64>>> {
     let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
     let step = account.then_some(Gpt2Step { options: &options, rows, tokens });
     let batches = random_ids(&accelerator, options.vocab_size, [rows, tokens]);
-    texts(&accelerator, settings.captured, model, batches, step.as_ref())
+    texts(&accelerator, settings.captured, model, &batches, step.as_ref())
 }
 
 /// Measures a Llama of 1.2 billion parameters in bf16 with AdamW on 4 rows of 2048 tokens in device memory.
@@ -351,7 +366,7 @@ fn llama(captured: bool) -> Result<Vec<Vec<f64>>> {
     );
     let model = Model::new(|path| LlamaForCausalLm::new(path, &options))?;
     let batches = random_ids(&accelerator, options.vocab_size, size([4, 2048], [2, 32]));
-    texts(&accelerator, captured, model, batches, None)
+    texts(&accelerator, captured, model, &batches, None)
 }
 
 fn random_ids(accelerator: &Accelerator, words: i64, shape: [i64; 2]) -> Vec<Tensor> {
@@ -363,7 +378,7 @@ fn texts<M>(
     accelerator: &Accelerator,
     captured: bool,
     model: Model<M>,
-    batches: Vec<Tensor>,
+    batches: &[Tensor],
     account: Option<&Gpt2Step<'_>>,
 ) -> Result<Vec<Vec<f64>>>
 where
@@ -382,7 +397,7 @@ where
     let mut next = batches.iter().cycle();
     let batch = || Ok(next.next().context("no batch")?.shallow_clone());
     match account {
-        Some(step) => gpu_account::run(accelerator, training, batch, step),
+        Some(_) => gpu_account::run(accelerator, training, batch, account),
         None => training.serve(accelerator.device(), size(12, 2), batch),
     }
 }

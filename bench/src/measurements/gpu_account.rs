@@ -1,5 +1,5 @@
-//! Account of a training step of GPT-2 on a GPU: its kernels, the work that the step needs, and the rates of the device
-//! for it.
+//! Account of a training step on a GPU: its kernels and, for GPT-2, the work that the step needs and the rates of the
+//! device for it.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -19,12 +19,12 @@ const WARM_UP: usize = 5;
 /// Records a step and prints one line of JSON: `kernels` with the seconds and calls of each name, `needs` with the
 /// bytes and floating-point operations of each kind in the order of `KernelKind::ALL`, `copied` with the bytes per
 /// second of a copy, and `products` and `rate` with the seconds of the step's products alone and their operations per
-/// second. On a CPU the operations are in the place of the kernels.
+/// second. Without a `step` nothing is needed. On a CPU the operations are in the place of the kernels.
 pub(super) fn run<B: TensorTree<Owned = B>>(
     accelerator: &Accelerator,
     mut training: Training<'_, B>,
     mut batch: impl FnMut() -> Result<B>,
-    step: &Gpt2Step<'_>,
+    step: Option<&Gpt2Step<'_>>,
 ) -> Result<Vec<Vec<f64>>> {
     let device = accelerator.device();
     for _ in 0..WARM_UP {
@@ -48,15 +48,16 @@ pub(super) fn run<B: TensorTree<Owned = B>>(
         .map(|it| json!([it.name, 1e-9 * it.self_ns as f64, it.calls]))
         .collect();
     drop(training);
-    let products = step.products();
+    let products = step.map(Gpt2Step::products).unwrap_or_default();
     let mut seconds = 0.0;
     for &[m, k, n] in &products {
         seconds += seconds_of_product(device, [m, k, n])?;
     }
+    // Not finite without products, which nothing reads then; JSON has `null` for it.
     let rate = products.iter().map(flop).sum::<f64>() / seconds;
     let line = json!({
         "kernels": kernels,
-        "needs": step.needs(),
+        "needs": step.map(Gpt2Step::needs).unwrap_or_default(),
         "copied": copied_bytes_per_second(device)?,
         "products": seconds,
         "rate": rate,
@@ -143,9 +144,9 @@ fn seconds_of_product(device: Device, [m, k, n]: [i64; 3]) -> Result<f64> {
     let matrix = |rows, columns| Tensor::randn([rows, columns], (Kind::Float, device));
     let (left, right) =
         (matrix(m, k).to_kind(Kind::BFloat16), matrix(k, n).to_kind(Kind::BFloat16));
-    let mut out = Tensor::empty([m, n], (Kind::BFloat16, device));
+    let out = Tensor::empty([m, n], (Kind::BFloat16, device));
     seconds_of(device, || {
-        let _ = left.f_mm_out(&mut out, &right)?;
+        let _ = left.f_mm_out(&out, &right)?;
         Ok(())
     })
 }
