@@ -111,6 +111,7 @@ class Training:
 
     def _compile(self, mode):
         # Frees what the mode before has compiled, and the memory of its recorded graphs.
+        self.forward = self.module
         torch._dynamo.reset()
         gc.collect()
         self.optimizer.zero_grad(set_to_none=True)

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use brigade::torch::DEVICE_KINDS;
 
 use super::training::megabytes;
-use crate::measurements::gpu::{SMALL, small};
+use crate::measurements::gpu_training::{SMALL, small};
 use crate::processes::{Block, Outcome, Side, blocks_in_turns, median};
 use crate::table::Row;
 

@@ -11,7 +11,7 @@ use brigade::torch::DeviceExt;
 use brigade::train::ProfileOptions;
 use serde_json::json;
 
-use super::gpu::{Training, size};
+use super::gpu_training::{Training, size};
 
 /// Steps before the recorded one.
 const WARM_UP: usize = 5;
