@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from cnn import BATCH, cnn
-from gpu_common import compiled, device, serve_training, size
+from gpu_common import Training, device, size
 
-COMPILE = "--compile" in sys.argv
+MODES = ["reduce-overhead"] if "--compile" in sys.argv else []
 
 
 class Loss(nn.Module):
@@ -30,11 +30,5 @@ batches = [
     (torch.rand(BATCH, 1, 28, 28, device=place), torch.randint(10, (BATCH,), device=place))
     for _ in range(8)
 ]
-loss_of = compiled(loss_of, COMPILE)
-
-
-def loss_at(number):
-    return loss_of(*batches[number % len(batches)])
-
-
-serve_training(loss_at, optimizer, size(1000, 8), COMPILE)
+training = Training(loss_of, lambda number: batches[number % len(batches)], optimizer, MODES)
+training.serve(size(1000, 8))

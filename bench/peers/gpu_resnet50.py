@@ -1,7 +1,7 @@
-"""ResNet-50 in bf16, channels_last, at batch 256 on a GPU, eager or with `--compile`: steps on request.
+"""ResNet-50 in bf16, channels_last, at batch 256 on a GPU, eager or with `--compile`, in the fastest mode: steps on
+request. `--account` prints the kernels of one step instead.
 
-Images are bytes in pinned memory of the host. Each step moves a batch without waiting for it, and normalises it on the
-GPU.
+Each step moves a batch of bytes from pinned memory, and normalises it on the GPU.
 """
 
 import sys
@@ -9,9 +9,9 @@ import sys
 import torch
 from torch import nn
 
-from gpu_common import compiled, device, pinned, serve_training, size
+from gpu_common import ImageLoss, Training, compile_modes, device, host_images, size
 
-COMPILE = "--compile" in sys.argv
+MODES = compile_modes() if "--compile" in sys.argv else []
 BATCH, SIDE = size((256, 224), (2, 32))
 
 
@@ -66,42 +66,11 @@ def resnet50():
     return models.resnet50()
 
 
-class Loss(nn.Module):
-    """Normalisation, the network and its loss, to be compiled as one."""
-
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-        for name, values in [("mean", [0.485, 0.456, 0.406]), ("std", [0.229, 0.224, 0.225])]:
-            self.register_buffer(name, (torch.tensor(values) * 255).view(1, 3, 1, 1))
-
-    def forward(self, images, labels):
-        # Channels last in memory.
-        images = images.permute(0, 3, 1, 2).float().sub_(self.mean).div_(self.std)
-        with torch.autocast(images.device.type, torch.bfloat16):
-            logits = self.network(images)
-        return nn.functional.cross_entropy(logits.float(), labels)
-
-
 place = device()
 torch.manual_seed(1)
-loss_of = Loss(resnet50()).to(place, memory_format=torch.channels_last).train()
+loss_of = ImageLoss(resnet50()).to(place, memory_format=torch.channels_last).train()
 optimizer = torch.optim.SGD(
     loss_of.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True
 )
-held = [
-    (
-        pinned(torch.randint(256, (BATCH, SIDE, SIDE, 3), dtype=torch.uint8)),
-        pinned(torch.randint(1000, (BATCH,))),
-    )
-    for _ in range(8)
-]
-loss_of = compiled(loss_of, COMPILE)
-
-
-def loss_at(number):
-    parts = (part.to(place, non_blocking=True) for part in held[number % len(held)])
-    return loss_of(*parts)
-
-
-serve_training(loss_at, optimizer, size(15, 1), COMPILE)
+training = Training(loss_of, host_images(place, BATCH, SIDE), optimizer, MODES)
+(training.account if "--account" in sys.argv else training.serve)(size(15, 1))

@@ -4,6 +4,7 @@ mod checkpoint;
 mod dispatch;
 mod generation;
 pub(crate) mod gpu;
+mod gpu_account;
 mod images;
 mod learner;
 mod pipeline;
@@ -81,6 +82,12 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "gpu-first-step", run: gpu::first_step },
         Comparison { name: "gpu-resnet50", run: gpu::resnet50 },
         Comparison { name: "gpu-resnet50-compiled", run: gpu::resnet50_compiled },
+        Comparison { name: "gpu-account", run: gpu_account::gpt2 },
+        Comparison { name: "gpu-account-resnet50", run: gpu_account::resnet50 },
+        Comparison { name: "gpu-gpt2-long", run: gpu::gpt2_long },
+        Comparison { name: "gpu-bert", run: gpu::bert },
+        Comparison { name: "gpu-vit", run: gpu::vit },
+        Comparison { name: "gpu-llama", run: gpu::llama },
         Comparison { name: "tpu-resnet18", run: tpu::resnet18 },
     ]
 }

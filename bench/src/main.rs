@@ -4,6 +4,7 @@
 //! neither side inherits the other's memory or threads.
 
 mod comparisons;
+mod kernel_kinds;
 mod launcher;
 mod measurements;
 mod newcomer;
@@ -26,10 +27,10 @@ use clap::Parser;
 /// Measures Brigade against PyTorch and against its own parts.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only the comparisons whose name contains this text.
-    filter: Option<String>,
+    /// Only the comparisons whose name contains one of these texts.
+    filters: Vec<String>,
     /// Only the comparison of exactly this name.
-    #[arg(long, value_name = "NAME", conflicts_with = "filter")]
+    #[arg(long, value_name = "NAME", conflicts_with = "filters")]
     exact: Option<String>,
     /// Print the comparisons' names.
     #[arg(long)]
@@ -56,7 +57,7 @@ fn all_comparisons() -> impl Iterator<Item = comparisons::Comparison> {
 impl Options {
     fn wants(&self, name: &str) -> bool {
         self.exact.as_ref().is_none_or(|it| it == name)
-            && self.filter.as_ref().is_none_or(|text| name.contains(text))
+            && (self.filters.is_empty() || self.filters.iter().any(|text| name.contains(text)))
     }
 
     fn rounds_of(&self, name: &str) -> usize {

@@ -3,7 +3,9 @@
 mod checkpoint;
 mod dispatch;
 mod generation;
-pub(crate) mod gpu;
+mod gpu;
+mod gpu_account;
+pub(crate) mod gpu_training;
 mod images;
 mod learner;
 mod nets;

@@ -67,13 +67,18 @@ impl Side {
 
     /// Runs the command and returns the lists of numbers in its last line, which is JSON.
     pub(crate) fn lists<const N: usize>(&self) -> Result<[Vec<f64>; N]> {
+        let lists: Vec<Vec<f64>> = serde_json::from_value(self.json()?)
+            .with_context(|| format!("{} printed no lists of numbers", self.line()))?;
+        let found = lists.len();
+        lists.try_into().map_err(|_| anyhow!("{} printed {found} lists, not {N}", self.line()))
+    }
+
+    /// Runs the command and returns its last line, which is JSON.
+    pub(crate) fn json(&self) -> Result<serde_json::Value> {
         let output = self.output()?;
         let text = String::from_utf8_lossy(&output.stdout);
         let last = text.lines().last().unwrap_or_default();
-        let lists: Vec<Vec<f64>> = serde_json::from_str(last)
-            .with_context(|| format!("{} printed {last:?}", self.line()))?;
-        let found = lists.len();
-        lists.try_into().map_err(|_| anyhow!("{} printed {found} lists, not {N}", self.line()))
+        serde_json::from_str(last).with_context(|| format!("{} printed {last:?}", self.line()))
     }
 
     /// Measures the seconds from its start to its end.

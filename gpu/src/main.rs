@@ -39,9 +39,9 @@ struct Run {
     /// Tests at once [default: the number of cores, 12 at most]
     #[arg(long, value_name = "NUMBER")]
     jobs: Option<usize>,
-    /// Only tests and comparisons with this text in their names
-    #[arg(long, value_name = "TEXT")]
-    filter: Option<String>,
+    /// Only tests and comparisons with this text in their names; repeat it for several
+    #[arg(long = "filter", value_name = "TEXT")]
+    filters: Vec<String>,
     /// The time limit of each test
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = humantime::parse_duration)]
     test_limit: Duration,
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
         budget: run.budget,
         device: run.device.into(),
         jobs: run.jobs,
-        filter: run.filter,
+        filters: run.filters,
         test_limit: run.test_limit,
         all: run.all,
         report: run.report,

@@ -29,14 +29,21 @@ pub struct Options {
     pub device: Device,
     /// Tests at once; by the number of cores where it is not given.
     pub jobs: Option<usize>,
-    /// A part of the names of the tests and benchmarks that run.
-    pub filter: Option<String>,
+    /// Parts of the names of the tests and benchmarks that run: those whose name contains one of them. All run where it
+    /// is empty.
+    pub filters: Vec<String>,
     /// The time limit of a test.
     pub test_limit: Duration,
     /// All test programs also where there is no GPU.
     pub all: bool,
     /// Where the reports are written.
     pub report: PathBuf,
+}
+
+impl Options {
+    fn wants(&self, name: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|text| name.contains(text))
+    }
 }
 
 /// What the Python program has found.
@@ -362,13 +369,12 @@ impl Runner<'_> {
                 ran.push(failed);
             }
         }
-        let filter = self.options.filter.as_deref().unwrap_or_default();
         let mut open = Vec::new();
         for program in &programs {
             let tests = self.lists.get(&program.name).into_iter().flatten();
             let jobs = tests.filter(|test| wanted(test));
             let jobs = jobs.map(|test| job(program, test, self.options.test_limit));
-            open.extend(jobs.filter(|job| job.name.contains(filter)));
+            open.extend(jobs.filter(|job| self.options.wants(&job.name)));
         }
         let count = open.len();
         let mut ended = 0;
@@ -432,9 +438,7 @@ impl Runner<'_> {
                 self.gpus
             ));
         }
-        if let Some(filter) = &self.options.filter {
-            jobs.retain(|it| it.name.contains(filter));
-        }
+        jobs.retain(|it| self.options.wants(&it.name));
         // One after the other: their ranks are as many as GPUs.
         let done = pool.run(jobs, 1, deadline, |_| {})?;
         for one in &done {
@@ -459,16 +463,17 @@ impl Runner<'_> {
         if !status.success() {
             return Ok((list.iter().map(judged_by_status).collect(), Vec::new()));
         }
-        let filter = self.options.filter.as_deref().unwrap_or_default();
         let wanted = |name: &&str| {
             let of_this_device =
                 if self.gpus > 0 { name.starts_with(GPU) } else { *name == SMALLEST };
-            of_this_device && name.contains(filter)
+            of_this_device && self.options.wants(name)
         };
         let names: Vec<&str> = output.lines().filter(wanted).collect();
         let mut notes = Vec::new();
         if names.is_empty() {
-            notes.push(format!("no comparison's name begins with `{GPU}` and contains `{filter}`"));
+            let filters = self.options.filters.join("` or `");
+            notes
+                .push(format!("no comparison's name begins with `{GPU}` and contains `{filters}`"));
         }
         if self.gpus == 0 {
             notes.push(format!("without a GPU only `{SMALLEST}` runs"));

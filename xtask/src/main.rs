@@ -217,7 +217,7 @@ enum Command {
         /// Instead, draw the README's picture of the results in bench/results/
         #[arg(long, conflicts_with_all = ["peers", "bench_arguments"])]
         picture: bool,
-        /// For the benchmarks: a name and its options; without any, all of them run
+        /// For the benchmarks: parts of their names, and options; without any, all of them run
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         bench_arguments: Vec<String>,
     },

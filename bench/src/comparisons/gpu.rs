@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use brigade::torch::DEVICE_KINDS;
 
 use super::training::megabytes;
-use crate::measurements::gpu::{SMALL, small};
+use crate::measurements::gpu_training::{SMALL, small};
 use crate::processes::{Block, Outcome, Side, blocks_in_turns, median};
 use crate::table::Row;
 
@@ -84,31 +84,118 @@ pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
 /// Compares ResNet-50 with `torch.compile`. This is separate, since compiling takes longer than everything else, and
 /// rows are written when their comparison has ended.
 pub(crate) fn resnet50_compiled(rounds: usize) -> Result<Vec<Row>> {
-    let peer = Side::peer(RESNET50, &["--compile"]).map(Side::compiles);
+    let peer = Side::peer(RESNET50, &["--compile"]);
     let [ours, compiled] = blocks_in_turns(rounds, &[Some(Side::own("gpu resnet50")), peer]);
-    let what = "GPU: the same against torch.compile(mode=\"reduce-overhead\")";
-    finish(vec![steps(what, ours, compiled, Some(1.0))], [ours])
+    let what = "GPU: the same against the fastest mode of torch.compile";
+    let mut rows = vec![steps(what, ours, compiled, Some(1.08))];
+    rows.extend(memory("GPU: memory of ResNet-50's training, against compiled", ours, compiled));
+    finish(rows, [ours])
 }
 
 const RESNET50: &str = "peers/gpu_resnet50.py";
+const TRANSFORMERS: &str = "peers/gpu_transformers.py";
 
-/// Compares GPT-2 with 124 M parameters in bf16 with the eager loop.
+/// Compares GPT-2 with 124 M parameters in bf16 with the eager loop and with `torch.compile`, with and without dropout.
 pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
-    let [plain, captured, eager] = blocks_in_turns(
+    let [plain, captured, eager, compiled] = blocks_in_turns(
         rounds,
         &[
             Some(Side::own("gpu gpt2")),
             Some(Side::own("gpu gpt2 captured")),
-            Side::peer("peers/gpu_gpt2.py", &[]),
+            Side::peer(TRANSFORMERS, &["gpt2"]),
+            Side::peer(TRANSFORMERS, &["gpt2", "--compile"]),
         ],
     );
-    let what = "GPU: GPT-2 124 M, bf16, 8 x 1024 tokens, against eager PyTorch";
+    let what = "GPU: GPT-2 124 M, bf16, 8 x 1024 tokens, dropout 0.1, against eager PyTorch";
     let mut rows = vec![
         steps(what, plain, eager, Some(1.1)),
         steps("GPU: the same, captured, against eager PyTorch", captured, eager, None),
+        steps("GPU: the same, against the fastest mode of torch.compile", plain, compiled, None),
+        steps(
+            "GPU: the same, captured, against the fastest mode of torch.compile",
+            captured,
+            compiled,
+            Some(1.1),
+        ),
     ];
     rows.extend(memory("GPU: memory of GPT-2's training, against eager", plain, eager));
+    rows.extend(memory_within(
+        "GPU: memory of GPT-2's training, against compiled",
+        plain,
+        compiled,
+        Some(0.8),
+    ));
+    let [without, compiled] = blocks_in_turns(
+        rounds,
+        &[
+            Some(Side::own("gpu gpt2 captured dropout=0")),
+            Side::peer(TRANSFORMERS, &["gpt2", "--compile", "--dropout", "0"]),
+        ],
+    );
+    rows.push(steps(
+        "GPU: GPT-2 124 M, bf16, 8 x 1024 tokens, no dropout, captured, against the fastest mode of torch.compile",
+        without,
+        compiled,
+        Some(1.1),
+    ));
+    finish(rows, [plain, captured, without])
+}
+
+/// Compares GPT-2 without dropout on 32 rows with `torch.compile`.
+pub(crate) fn gpt2_long(rounds: usize) -> Result<Vec<Row>> {
+    let peer = ["gpt2", "--compile", "--rows", "32", "--dropout", "0"];
+    let [captured, compiled] = blocks_in_turns(
+        rounds,
+        &[Some(Side::own("gpu gpt2 captured rows=32 dropout=0")), Side::peer(TRANSFORMERS, &peer)],
+    );
+    let what = "GPU: GPT-2 124 M, bf16, 32 x 1024 tokens, no dropout, captured, against the fastest mode of \
+                torch.compile";
+    let mut rows = vec![steps(what, captured, compiled, Some(1.1))];
+    rows.extend(memory_within("GPU: memory of it", captured, compiled, Some(0.8)));
+    finish(rows, [captured])
+}
+
+/// Compares a Llama of 1.2 billion parameters with `torch.compile`. Both sides together need more memory than GPUs of
+/// 80 GB have, so one runs after the other.
+pub(crate) fn llama(rounds: usize) -> Result<Vec<Row>> {
+    let [ours] = blocks_in_turns(rounds, &[Some(Side::own("gpu llama"))]);
+    let [compiled] = blocks_in_turns(rounds, &[Side::peer(TRANSFORMERS, &["llama", "--compile"])]);
+    let what = "GPU: Llama 1.2 B, bf16, 4 x 2048 tokens, against the fastest mode of torch.compile";
+    let mut rows = vec![steps(what, ours, compiled, Some(1.05))];
+    rows.extend(memory("GPU: memory of Llama's training, against compiled", ours, compiled));
+    finish(rows, [ours])
+}
+
+/// Compares a classifier on BERT base with `torch.compile`.
+pub(crate) fn bert(rounds: usize) -> Result<Vec<Row>> {
+    let [plain, captured, compiled] = blocks_in_turns(
+        rounds,
+        &[
+            Some(Side::own("gpu bert")),
+            Some(Side::own("gpu bert captured")),
+            Side::peer(TRANSFORMERS, &["bert", "--compile"]),
+        ],
+    );
+    let what = "GPU: BERT base, bf16, 64 x 128 tokens, captured, against the fastest mode of torch.compile";
+    let mut rows = vec![
+        steps(what, captured, compiled, Some(1.1)),
+        steps("GPU: the same, not captured", plain, compiled, None),
+    ];
+    rows.extend(memory("GPU: memory of BERT's training, against compiled", plain, compiled));
     finish(rows, [plain, captured])
+}
+
+/// Compares ViT-B/16 with its data with `torch.compile`.
+pub(crate) fn vit(rounds: usize) -> Result<Vec<Row>> {
+    let [ours, compiled] = blocks_in_turns(
+        rounds,
+        &[Some(Side::own("gpu vit")), Side::peer(TRANSFORMERS, &["vit", "--compile"])],
+    );
+    let what =
+        "GPU: ViT-B/16, bf16, batch 256 from the host, against the fastest mode of torch.compile";
+    let mut rows = vec![steps(what, ours, compiled, Some(1.05))];
+    rows.extend(memory("GPU: memory of ViT's training, against compiled", ours, compiled));
+    finish(rows, [ours])
 }
 
 /// Compares the time from the start of a process to the end of its first training step.
@@ -204,7 +291,7 @@ fn compared(
         ours: marked(text(ours)),
         other: text(theirs),
         ratio: ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}x")),
-        goal: goal.map_or_else(|| "-".to_owned(), |goal| format!("at least {goal:.1}x")),
+        goal: goal.map_or_else(|| "-".to_owned(), |goal| format!("at least {goal:.2}x")),
         reached: match goal {
             Some(goal) => ratio.is_some_and(|ratio| ratio >= goal),
             None => matches!(ours, Outcome::Measured(_)),
@@ -215,19 +302,30 @@ fn compared(
 /// Returns a row with the peak GPU memory of tensors; `None` on a CPU, where it is not counted, or if a side is
 /// missing.
 fn memory(what: &'static str, ours: Outcome, theirs: Outcome) -> Option<Row> {
+    memory_within(what, ours, theirs, None)
+}
+
+/// Returns the row of [`memory`] with the largest share of the peer's memory as its goal.
+fn memory_within(
+    what: &'static str,
+    ours: Outcome,
+    theirs: Outcome,
+    goal: Option<f64>,
+) -> Option<Row> {
     let (Outcome::Measured(ours), Outcome::Measured(theirs)) = (ours, theirs) else { return None };
+    let share = ours.peak / theirs.peak;
     (ours.peak > 0.0 && theirs.peak > 0.0).then(|| Row {
         what,
         ours: marked(megabytes(ours.peak)),
         other: megabytes(theirs.peak),
-        ratio: format!("{:.2}", ours.peak / theirs.peak),
-        goal: "-".to_owned(),
-        reached: true,
+        ratio: format!("{share:.2}"),
+        goal: goal.map_or_else(|| "-".to_owned(), |goal| format!("at most {goal:.2}")),
+        reached: goal.is_none_or(|goal| share <= goal),
     })
 }
 
 /// Marks figures of small runs, so that they are not taken for full ones.
-fn marked(figure: String) -> String {
+pub(super) fn marked(figure: String) -> String {
     if small() { format!("{figure} (small)") } else { figure }
 }
 
@@ -267,13 +365,31 @@ mod tests {
     fn memory_is_compared_where_both_sides_count_it() {
         let row = memory("a", measured(1.0, 5e8), measured(1.0, 1e9));
         assert_eq!(row.map(|row| row.ratio), Some("0.50".to_owned()));
+        let row = |goal| memory_within("a", measured(1.0, 9e8), measured(1.0, 1e9), Some(goal));
+        assert_eq!(
+            [0.8, 0.9].map(|goal| row(goal).map(|row| row.reached)),
+            [Some(false), Some(true)]
+        );
         assert!(memory("a", measured(1.0, 0.0), measured(1.0, 0.0)).is_none());
         assert!(memory("a", Outcome::Failed, measured(1.0, 1e9)).is_none());
     }
 
     #[test]
     fn comparisons_are_of_gpus_by_their_names() {
-        let names = ["cnn", "gpt2", "imagenette", "first-step", "resnet50", "resnet50-compiled"];
+        let names = [
+            "cnn",
+            "gpt2",
+            "imagenette",
+            "first-step",
+            "resnet50",
+            "resnet50-compiled",
+            "account",
+            "account-resnet50",
+            "gpt2-long",
+            "bert",
+            "vit",
+            "llama",
+        ];
         let names = names.map(|name| format!("gpu-{name}"));
         let all: Vec<_> =
             super::super::all().into_iter().map(|it| it.name).filter(|it| needs_gpu(it)).collect();

@@ -11,7 +11,7 @@ use brigade::models::{
 use brigade::nn::{Model, Weights};
 use brigade::tch::{self, Device, Kind, Tensor};
 
-use super::gpu::small;
+use super::gpu_training::small;
 use super::training::status;
 
 /// Number of prompt tokens.

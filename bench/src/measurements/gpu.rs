@@ -3,19 +3,22 @@
 //! Everything runs on the Accelerator's device. With `BRIGADE_BENCH_SMALL=1`, and on a CPU, sizes are small enough to
 //! end within seconds: for tests of the measurements, not for figures.
 
-use std::env;
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use brigade::data::{TensorDataset, batches_from_fn};
-use brigade::models::{Gpt2LmHead, Gpt2Options, Labelled, ResNet, XResNet};
+use brigade::models::{
+    BertForSequenceClassification, BertOptions, Gpt2LmHead, Gpt2Options, Labelled,
+    LlamaForCausalLm, LlamaOptions, ResNet, TokenLoss, VisionTransformer, VisionTransformerOptions,
+    XResNet,
+};
+use brigade::optim::Optimizer;
 use brigade::prelude::*;
 use brigade::schedule::OneCycle;
 use brigade::torch::{DeviceExt, DeviceMemory, from_vec};
-use brigade::train::{CapturedStep, PreparedLoader};
+use brigade::train::PreparedLoader;
 use brigade::vision::Size;
 use brigade::vision::augment::{Augment, Geometric};
 use brigade::vision::decode::{DecodeOptions, Decoder};
@@ -23,115 +26,56 @@ use brigade::vision::transforms::Normalize;
 use brigade_testkit::Photos;
 use parking_lot::Mutex;
 
-/// Variable that makes GPU measurements small if it is 1. The peers read it, too.
-pub(crate) const SMALL: &str = "BRIGADE_BENCH_SMALL";
+use super::gpu_account::{self, Gpt2Step};
+use super::gpu_training::{Training, accelerator, size, small};
 
-/// Returns `true` if GPU measurements are to be small.
-pub(crate) fn small() -> bool {
-    env::var_os(SMALL).is_some_and(|value| !value.is_empty() && value != "0")
+/// Settings of a measurement.
+struct Settings {
+    captured: bool,
+    /// Batches come from a loader.
+    loaded: bool,
+    runs: usize,
+    /// Rows of a batch of GPT-2.
+    rows: i64,
+    /// Probability of GPT-2's dropout.
+    dropout: f64,
 }
 
-/// Runs `gpu cnn|resnet50|gpt2 [captured]`, which take steps on request (`gpu cnn loaded` takes its batches from a
-/// loader), `gpu first-step`, or
-/// `gpu imagenette [captured] runs=N`.
+impl Settings {
+    fn of(words: &[&str]) -> Result<Self> {
+        let mut settings = Self { captured: false, loaded: false, runs: 1, rows: 8, dropout: 0.1 };
+        for word in words {
+            match word.split_once('=') {
+                Some(("runs", number)) => settings.runs = number.parse()?,
+                Some(("rows", number)) => settings.rows = number.parse()?,
+                Some(("dropout", number)) => settings.dropout = number.parse()?,
+                None if *word == "captured" => settings.captured = true,
+                None if *word == "loaded" => settings.loaded = true,
+                _ => bail!("there is no setting {word:?}"),
+            }
+        }
+        Ok(settings)
+    }
+}
+
+/// Runs `gpu cnn|resnet50|vit|gpt2|llama|bert [captured]`, which take steps on request (`gpu cnn loaded` takes its
+/// batches from a loader, `gpu gpt2 rows=N dropout=P` has other sizes), `gpu first-step`,
+/// `gpu imagenette [captured] runs=N`, or `gpu account-gpt2|account-resnet50`, which print the kernels of a step.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let [what, settings @ ..] = words else { bail!("what of a GPU?") };
-    let (mut captured, mut loaded, mut runs) = (false, false, 1);
-    for word in settings {
-        match *word {
-            "captured" => captured = true,
-            "loaded" => loaded = true,
-            other => match other.strip_prefix("runs=") {
-                Some(number) => runs = number.parse()?,
-                None => bail!("there is no setting {other:?}"),
-            },
-        }
-    }
+    let settings = Settings::of(settings)?;
     match *what {
-        "cnn" => cnn(captured, loaded),
-        "resnet50" => resnet50(captured),
-        "gpt2" => gpt2(captured),
+        "cnn" => cnn(settings.captured, settings.loaded),
+        "resnet50" => resnet50(settings.captured, false),
+        "vit" => vit(settings.captured),
+        "gpt2" => gpt2(&settings, false),
+        "account-gpt2" => gpt2(&settings, true),
+        "account-resnet50" => resnet50(false, true),
+        "llama" => llama(settings.captured),
+        "bert" => bert(settings.captured),
         "first-step" => first_step(),
-        "imagenette" => imagenette(captured, runs),
+        "imagenette" => imagenette(settings.captured, settings.runs),
         other => bail!("there is no measurement of GPUs {other:?}"),
-    }
-}
-
-/// Returns the size for a GPU, or that of small runs.
-fn size<T>(full: T, small_one: T) -> T {
-    if small() { small_one } else { full }
-}
-
-fn accelerator(precision: Precision) -> Result<Accelerator> {
-    let builder = Accelerator::builder().quiet(true).mixed_precision(precision);
-    Ok(builder.benchmark_kernels(true).build()?)
-}
-
-type Body<'a, B> = Box<dyn FnMut(&B) -> brigade::Result<Tensor> + 'a>;
-
-/// Training step with the loss as its result, eager or recorded.
-enum Training<'a, B> {
-    Plain(Body<'a, B>),
-    Captured(CapturedStep<'a, B, Tensor>),
-}
-
-impl<'a, B: TensorTree<Owned = B>> Training<'a, B> {
-    fn new(
-        accelerator: &Accelerator,
-        captured: bool,
-        body: impl FnMut(&B) -> brigade::Result<Tensor> + 'a,
-    ) -> Self {
-        if captured {
-            Self::Captured(accelerator.capture(body))
-        } else {
-            Self::Plain(Box::new(body))
-        }
-    }
-
-    /// Takes a step. As in the peers' loops, the loss is not read.
-    fn step(&mut self, batch: &B) -> Result<()> {
-        match self {
-            Self::Plain(body) => body(batch).map(drop)?,
-            Self::Captured(step) => step.run(batch).map(drop)?,
-        }
-        Ok(())
-    }
-
-    /// Fails if a step on a GPU should be recorded and is eager: its figure would belong to another line.
-    fn is_as_asked(&self, device: Device) -> Result<()> {
-        match self {
-            Self::Captured(step) if device != Device::Cpu => {
-                step.records().map_err(|reason| anyhow::anyhow!("it was not recorded: {reason}"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Takes `steps` steps for each line of standard input, and answers with one line: their mean duration in seconds,
-    /// and the peak device memory of tensors until then, in bytes (0 on a CPU). The steps of the first line are the
-    /// warm-up. The device is synchronised before the first and after the last step of a block, and not in between.
-    fn serve(
-        mut self,
-        device: Device,
-        steps: usize,
-        mut batch: impl FnMut() -> Result<B>,
-    ) -> Result<Vec<Vec<f64>>> {
-        for line in io::stdin().lines() {
-            line.context("cannot read when to step")?;
-            device.synchronize()?;
-            let start = Instant::now();
-            for _ in 0..steps {
-                self.step(&batch()?)?;
-            }
-            device.synchronize()?;
-            let seconds = start.elapsed().as_secs_f64() / steps as f64;
-            self.is_as_asked(device)?;
-            let peak = DeviceMemory::of(device)?.map_or(0, |memory| memory.peak);
-            let mut out = io::stdout();
-            writeln!(out, "[{seconds}, {peak}]")?;
-            out.flush()?;
-        }
-        Ok(Vec::new())
     }
 }
 
@@ -198,15 +142,55 @@ fn statistics(device: Device) -> [Tensor; 2] {
         .map(|three| (Tensor::from_slice(&three) * 255.0).view([1, 3, 1, 1]).to_device(device))
 }
 
-/// Measures ResNet-50 in bf16, channels last, at batch size 256 with SGD. The images are bytes in host memory, and a
-/// prepared loader moves a batch of them for each step.
-fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
+/// Measures ResNet-50 in bf16, channels last, at batch size 256 with SGD: steps on request, or the account
+/// of one.
+fn resnet50(captured: bool, account: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Precision::Bf16)?;
     accelerator.set_seed(1);
-    let device = accelerator.device();
-    let (batch, side) = size((256, 224), (2, 32));
     let model = Model::new(|path| ResNet::resnet50(path, 1000))?;
     let optimizer = Sgd::new(0.01).momentum(0.9).weight_decay(1e-4).build(&model)?;
+    let then = if account { Then::Account } else { Then::Serve { captured } };
+    images(&accelerator, then, size((256, 224), (2, 32)), model, optimizer)
+}
+
+/// Measures ViT-B/16 in bf16 at batch size 256 with AdamW.
+fn vit(captured: bool) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(Precision::Bf16)?;
+    accelerator.set_seed(1);
+    let options = size(
+        VisionTransformerOptions::new(768, 12),
+        VisionTransformerOptions {
+            image_size: 32,
+            patch_size: 8,
+            depth: 2,
+            ..VisionTransformerOptions::new(64, 2)
+        },
+    );
+    let model = Model::new(|path| VisionTransformer::new(path, 1000, options))?;
+    let optimizer = AdamW::default().lr(1e-4).weight_decay(0.01).build(&model)?;
+    let then = Then::Serve { captured };
+    images(&accelerator, then, (size(256, 2), options.image_size), model, optimizer)
+}
+
+/// What is done with a training step.
+#[derive(Clone, Copy)]
+enum Then {
+    Serve { captured: bool },
+    Account,
+}
+
+/// Measures a network of images, which are bytes in host memory. A prepared loader moves a batch of them for each step.
+fn images<M>(
+    accelerator: &Accelerator,
+    then: Then,
+    (batch, side): (i64, i64),
+    model: Model<M>,
+    optimizer: Optimizer,
+) -> Result<Vec<Vec<f64>>>
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
+    let device = accelerator.device();
     let held: Vec<(Tensor, Tensor)> = (0..8)
         .map(|_| {
             let images = Tensor::randint(256, [batch, side, side, 3], (Kind::Uint8, Device::Cpu));
@@ -226,7 +210,8 @@ fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
     let (mut model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
     model.train();
     let [mean, std] = statistics(device);
-    let training = Training::new(&accelerator, captured, |(images, labels): &(Tensor, Tensor)| {
+    let captured = matches!(then, Then::Serve { captured: true });
+    let training = Training::new(accelerator, captured, |(images, labels): &(Tensor, Tensor)| {
         let images = normalised(images, &mean, &std)?;
         let loss = model.forward(&images)?.cross_entropy_for_logits(labels);
         optimizer.zero_grad()?;
@@ -234,14 +219,17 @@ fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
         optimizer.step()?;
         Ok(loss)
     });
-    training.serve(device, size(15, 1), endless(&loader))
+    match then {
+        Then::Serve { .. } => training.serve(device, size(15, 1), endless(&loader)),
+        Then::Account => gpu_account::run(accelerator, training, endless(&loader), None),
+    }
 }
 
-/// Measures GPT-2 with 124 M parameters in bf16 with AdamW and dropout, on 8 rows of 1024 tokens in device memory.
-fn gpt2(captured: bool) -> Result<Vec<Vec<f64>>> {
+/// Measures GPT-2 with 124 M parameters in bf16 with AdamW on texts of 1024 tokens in device memory: steps on request,
+/// or the account of one.
+fn gpt2(settings: &Settings, account: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Precision::Bf16)?;
     accelerator.set_seed(1);
-    let device = accelerator.device();
     let options = size(
         Gpt2Options::default(),
         Gpt2Options {
@@ -253,15 +241,66 @@ fn gpt2(captured: bool) -> Result<Vec<Vec<f64>>> {
             ..Gpt2Options::default()
         },
     );
-    let (rows, tokens) = size((8, 1024), (2, 32));
+    let dropout = settings.dropout;
+    let options =
+        Gpt2Options { resid_pdrop: dropout, embd_pdrop: dropout, attn_pdrop: dropout, ..options };
+    let (rows, tokens) = size((settings.rows, 1024), (2, 32));
     let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+    let step = account.then_some(Gpt2Step { options: &options, rows, tokens });
+    let batches = random_ids(&accelerator, options.vocab_size, [rows, tokens]);
+    texts(&accelerator, settings.captured, model, &batches, step.as_ref())
+}
+
+/// Measures a Llama of 1.2 billion parameters in bf16 with AdamW on 4 rows of 2048 tokens in device memory.
+fn llama(captured: bool) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(Precision::Bf16)?;
+    accelerator.set_seed(1);
+    let of_sizes = |vocab_size, hidden_size, intermediate_size, num_hidden_layers| LlamaOptions {
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        num_hidden_layers,
+        rms_norm_eps: 1e-5,
+        rope_theta: 500_000.0,
+        tie_word_embeddings: true,
+        ..LlamaOptions::default()
+    };
+    let options = size(
+        LlamaOptions {
+            num_attention_heads: 32,
+            num_key_value_heads: Some(8),
+            ..of_sizes(128_256, 2048, 8192, 16)
+        },
+        LlamaOptions {
+            num_attention_heads: 4,
+            num_key_value_heads: Some(2),
+            ..of_sizes(500, 64, 128, 2)
+        },
+    );
+    let model = Model::new(|path| LlamaForCausalLm::new(path, &options))?;
+    let batches = random_ids(&accelerator, options.vocab_size, size([4, 2048], [2, 32]));
+    texts(&accelerator, captured, model, &batches, None)
+}
+
+fn random_ids(accelerator: &Accelerator, words: i64, shape: [i64; 2]) -> Vec<Tensor> {
+    (0..4).map(|_| Tensor::randint(words, shape, (Kind::Int64, accelerator.device()))).collect()
+}
+
+/// Measures steps of a language model, or prints the account of one.
+fn texts<M>(
+    accelerator: &Accelerator,
+    captured: bool,
+    model: Model<M>,
+    batches: &[Tensor],
+    account: Option<&Gpt2Step<'_>>,
+) -> Result<Vec<Vec<f64>>>
+where
+    M: for<'a> Module<Labelled<'a>, Output = TokenLoss>,
+{
     let optimizer = AdamW::default().lr(1e-4).weight_decay(0.01).build(&model)?;
     let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
     model.train();
-    let batches: Vec<Tensor> = (0..4)
-        .map(|_| Tensor::randint(options.vocab_size, [rows, tokens], (Kind::Int64, device)))
-        .collect();
-    let training = Training::new(&accelerator, captured, |ids: &Tensor| {
+    let training = Training::new(accelerator, captured, |ids: &Tensor| {
         let loss = model.forward(Labelled::new(ids, ids))?.mean()?;
         optimizer.zero_grad()?;
         accelerator.backward(&loss)?;
@@ -269,8 +308,53 @@ fn gpt2(captured: bool) -> Result<Vec<Vec<f64>>> {
         Ok(loss)
     });
     let mut next = batches.iter().cycle();
-    training
-        .serve(device, size(12, 2), move || Ok(next.next().context("no batch")?.shallow_clone()))
+    let batch = || Ok(next.next().context("no batch")?.shallow_clone());
+    match account {
+        Some(_) => gpu_account::run(accelerator, training, batch, account),
+        None => training.serve(accelerator.device(), size(12, 2), batch),
+    }
+}
+
+/// Measures BERT base with a classifier in bf16 with AdamW, on 64 rows of 128 tokens in device memory. No token is
+/// padding, so there is no mask.
+fn bert(captured: bool) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(Precision::Bf16)?;
+    accelerator.set_seed(1);
+    let device = accelerator.device();
+    let options = size(
+        BertOptions::default(),
+        BertOptions {
+            vocab_size: 500,
+            hidden_size: 64,
+            num_hidden_layers: 2,
+            num_attention_heads: 2,
+            intermediate_size: 256,
+            max_position_embeddings: 64,
+            ..BertOptions::default()
+        },
+    );
+    let (rows, tokens) = size((64, 128), (2, 32));
+    let model = Model::new(|path| BertForSequenceClassification::new(path, &options))?;
+    let optimizer = AdamW::default().lr(1e-4).weight_decay(0.01).build(&model)?;
+    let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    model.train();
+    let batches: Vec<(Tensor, Tensor)> =
+        random_ids(&accelerator, options.vocab_size, [rows, tokens])
+            .into_iter()
+            .map(|ids| (ids, Tensor::randint(2, [rows], (Kind::Int64, device))))
+            .collect();
+    let training = Training::new(&accelerator, captured, |(ids, labels): &(Tensor, Tensor)| {
+        let loss = model.forward(ids)?.cross_entropy_for_logits(labels);
+        optimizer.zero_grad()?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        Ok(loss)
+    });
+    let mut next = batches.iter().cycle();
+    training.serve(device, size(12, 2), move || {
+        let (ids, labels) = next.next().context("no batch")?;
+        Ok((ids.shallow_clone(), labels.shallow_clone()))
+    })
 }
 
 /// Runs one step of the CNN with all defaults, and synchronises the device.
