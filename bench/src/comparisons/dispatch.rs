@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 
 use super::training::megabytes;
+use super::training::times;
 use super::{in_turns, milliseconds};
 use crate::processes::{Side, median};
 use crate::table::Row;
@@ -113,16 +114,4 @@ pub(crate) fn generate(rounds: usize) -> Result<Vec<Row>> {
         rows.push(times(what, ours, theirs, goal));
     }
     Ok(rows)
-}
-
-/// Returns a row with the speedup.
-fn times(what: &'static str, ours: f64, other: f64, goal: f64) -> Row {
-    Row {
-        what,
-        ours: milliseconds(ours),
-        other: milliseconds(other),
-        ratio: format!("{:.2}x", other / ours),
-        goal: format!("at least {goal:.2}x"),
-        reached: goal * ours <= other,
-    }
 }

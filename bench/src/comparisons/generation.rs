@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 
-use super::milliseconds;
 use super::training::megabytes;
+use super::training::times;
 use crate::processes::{Side, median};
 use crate::table::Row;
 
@@ -114,16 +114,4 @@ pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
         rows.push(times(static_cache, ours.seconds, fixed.seconds, 1.5));
     }
     Ok(rows)
-}
-
-/// Returns a row with the speedup.
-fn times(what: &'static str, ours: f64, other: f64, goal: f64) -> Row {
-    Row {
-        what,
-        ours: milliseconds(ours),
-        other: milliseconds(other),
-        ratio: format!("{:.2}x", other / ours),
-        goal: format!("at least {goal:.2}x"),
-        reached: goal * ours <= other,
-    }
 }

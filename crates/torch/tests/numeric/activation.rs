@@ -10,7 +10,7 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::distance::apart;
+use crate::distance::{apart, assert_finite_differences};
 
 const ACTIVATIONS: [Activation; 6] = [
     Activation::Gelu,
@@ -542,31 +542,13 @@ fn gradients_of_gradients_go_through_a_product_in_16_bits() {
 fn gradients_equal_finite_differences() {
     let (device, _alone) = gpu();
     let device = if fake::is_installed() { Device::Cpu } else { device };
-    const STEP: f64 = 1e-6;
     for case in cases() {
         tch::manual_seed(9);
         let leaves = Leaves::new(2, 3, Kind::Float, case.form).exact().on(device);
         let upstream = upstream(2, 3, Kind::Double).to_device(device);
         let loss = || (run(&leaves, case) * &upstream).sum(Kind::Double);
         let used = leaves.used(case);
-        let gradients = grad(&[&loss()], &used, GradOptions::default()).unwrap();
-        for (leaf, gradient) in used.iter().zip(gradients) {
-            let gradient = gradient.unwrap();
-            for place in 0..leaf.numel() as i64 {
-                let moved = |by: f64| {
-                    tch::no_grad(|| {
-                        let _ = leaf.view([-1]).narrow(0, place, 1).g_add_scalar_(by);
-                    });
-                    loss().double_value(&[])
-                };
-                let difference = (moved(STEP) - moved(-2.0 * STEP)) / (2.0 * STEP);
-                moved(STEP);
-                let found = gradient.view([-1]).double_value(&[place]);
-                // The loss is a sum of some values around 10, rounded by 1e-15 each, over the step; and the step's
-                // square times a third derivative of at most some dozen.
-                assert!((found - difference).abs() < 1e-7, "{case:?}: {found} is not {difference}");
-            }
-        }
+        assert_finite_differences(&format!("{case:?}"), &used, &loss);
     }
 }
 

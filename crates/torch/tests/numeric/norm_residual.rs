@@ -9,7 +9,7 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::distance::apart;
+use crate::distance::{apart, assert_finite_differences};
 
 /// A normalisation and what is added before it.
 #[derive(Debug, Clone, Copy)]
@@ -439,7 +439,6 @@ fn what_the_kernels_do_not_take_is_left_to_the_operations() {
 fn gradients_equal_finite_differences() {
     let (device, _alone) = gpu();
     let device = if fake::is_installed() { Device::Cpu } else { device };
-    const STEP: f64 = 1e-6;
     for case in CASES {
         tch::manual_seed(9);
         let leaves = Leaves::new(2, 6, Kind::Float).on(device);
@@ -453,24 +452,7 @@ fn gradients_equal_finite_differences() {
             (stream * of_stream + normed * of_normed).sum(Kind::Double)
         };
         let used = leaves.used(case);
-        let gradients = grad(&[&loss()], &used, GradOptions::default()).unwrap();
-        for (leaf, gradient) in used.iter().zip(gradients) {
-            let gradient = gradient.unwrap();
-            for place in 0..leaf.numel() as i64 {
-                let moved = |by: f64| {
-                    tch::no_grad(|| {
-                        let _ = leaf.view([-1]).narrow(0, place, 1).g_add_scalar_(by);
-                    });
-                    loss().double_value(&[])
-                };
-                let difference = (moved(STEP) - moved(-2.0 * STEP)) / (2.0 * STEP);
-                moved(STEP);
-                let found = gradient.view([-1]).double_value(&[place]);
-                // The loss is a sum of some dozen values around 1, rounded by 1e-16 each, over the step; and the step's
-                // square.
-                assert!((found - difference).abs() < 1e-7, "{case:?}: {found} is not {difference}");
-            }
-        }
+        assert_finite_differences(&format!("{case:?}"), &used, &loss);
     }
 }
 
