@@ -194,6 +194,31 @@ at::Tensor logaddexp(const at::Tensor& one, const at::Tensor& other) {
   return at::where(one.eq(other), one + std::log(2.0), sum);
 }
 
+// Mish and its gradient, which TorchTPU 0.2.0 lacks. Values of 16 bits are computed in float32, as by other kernels.
+at::Tensor wide(const at::Tensor& x) {
+  return at::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat) : x;
+}
+
+at::Tensor mish_values(const at::Tensor& self) {
+  const auto x = wide(self);
+  return x.mul(at::softplus(x).tanh()).to(self.scalar_type());
+}
+
+at::Tensor& mish_into(const at::Tensor& self, at::Tensor& out) {
+  at::native::resize_output(out, self.sizes());
+  return out.copy_(mish_values(self));
+}
+
+at::Tensor& mish_in_place(at::Tensor& self) {
+  return self.copy_(mish_values(self));
+}
+
+at::Tensor mish_gradient(const at::Tensor& gradient, const at::Tensor& self) {
+  const auto x = wide(self), t = at::softplus(x).tanh();
+  const auto slope = t + x * x.sigmoid() * (1 - t.square());
+  return wide(gradient).mul(slope).to(self.scalar_type());
+}
+
 // The loss scale after a step, which TorchTPU 0.2.0 lacks.
 at::Tensor& update_scale(
     at::Tensor& scale,
@@ -425,6 +450,10 @@ void register_devices(bool is_libtpu) {
   kept().native_layer_norm_backward.emplace(kernel("aten::native_layer_norm_backward"));
   ours->impl("native_layer_norm_backward", torch::CppFunction::makeFromBoxedFunction<&native_layer_norm_backward>());
   ours->impl("logaddexp", TORCH_FN(logaddexp));
+  ours->impl("mish", TORCH_FN(mish_values));
+  ours->impl("mish.out", TORCH_FN(mish_into));
+  ours->impl("mish_", TORCH_FN(mish_in_place));
+  ours->impl("mish_backward", TORCH_FN(mish_gradient));
   ours->impl("_amp_update_scale_", TORCH_FN(update_scale));
   if (!is_libtpu) {
     kept().convolution_backward.emplace(kernel("aten::convolution_backward"));

@@ -80,6 +80,21 @@ fn the_sum_of_two_powers_has_a_logarithm() {
 }
 
 #[needs(Tpu)]
+fn mish_is_computed() {
+    TPU.load().unwrap();
+    let x = Tensor::from_slice(&[-60f32, -3.0, -0.5, 0.0, 0.25, 4.0, 30.0]);
+    for (kind, bits) in [(Kind::Float, 24), (Kind::BFloat16, 8)] {
+        same("values", bits, |to| to(&x).to_kind(kind).mish());
+        same("in place", bits, |to| to(&x).copy().to_kind(kind).mish_());
+        same("gradients", bits, |to| {
+            let x = to(&x).to_kind(kind).detach().set_requires_grad(true);
+            x.mish().square().sum(Kind::Float).backward();
+            x.grad()
+        });
+    }
+}
+
+#[needs(Tpu)]
 fn a_layer_norm_of_16_bits_takes_parameters_in_float32() {
     TPU.load().unwrap();
     tch::manual_seed(3);
