@@ -181,31 +181,11 @@ struct Matrix {
       : at(static_cast<Element*>(const_cast<void*>(values))), stride(stride), width(width) {}
 
   __device__ __forceinline__ Values load(long long row, int column) const {
-    const Element* from = at + row * stride + column;
-    if constexpr (aligned) {
-      return Values(*reinterpret_cast<const uint4*>(from));
-    } else {
-      Values values;
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        values.of[v] = column + v < width ? to_float(from[v]) : 0;
-      }
-      return values;
-    }
+    return load_vector<aligned>(at + row * stride + column, width - column);
   }
 
   __device__ __forceinline__ void store(long long row, int column, const Values& values) const {
-    Element* to = at + row * stride + column;
-    if constexpr (aligned) {
-      *reinterpret_cast<uint4*>(to) = values.narrowed();
-    } else {
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        if (column + v < width) {
-          to[v] = to_element(values.of[v]);
-        }
-      }
-    }
+    store_vector<aligned>(at + row * stride + column, width - column, values);
   }
 };
 

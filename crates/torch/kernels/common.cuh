@@ -132,6 +132,35 @@ __device__ __forceinline__ Element to_element(float value) {
 }
 #endif
 
+// Reads a vector, of which `count` values are there if it is not aligned. The others are 0.
+template <bool aligned>
+__device__ __forceinline__ Values load_vector(const Element* from, int count) {
+  if constexpr (aligned) {
+    return Values(*reinterpret_cast<const uint4*>(from));
+  } else {
+    Values values;
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      values.of[v] = v < count ? to_float(from[v]) : 0;
+    }
+    return values;
+  }
+}
+
+template <bool aligned>
+__device__ __forceinline__ void store_vector(Element* to, int count, const Values& values) {
+  if constexpr (aligned) {
+    *reinterpret_cast<uint4*>(to) = values.narrowed();
+  } else {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      if (v < count) {
+        to[v] = to_element(values.of[v]);
+      }
+    }
+  }
+}
+
 struct Sum {
   static __device__ __forceinline__ float of(float a, float b) {
     return a + b;

@@ -55,25 +55,13 @@ struct Row {
     if constexpr (aligned) {
       return reinterpret_cast<const uint4*>(at)[vector];
     } else {
-      Values values;
-      for (int v = 0; v < kVector; ++v) {
-        values.of[v] = v < count ? to_float(at[vector * kVector + v]) : 0;
-      }
       // Exact: the values are of this type.
-      return values.narrowed();
+      return load_vector<aligned>(at + vector * kVector, count).narrowed();
     }
   }
 
   __device__ __forceinline__ void store(int vector, int count, const Values& values) const {
-    if constexpr (aligned) {
-      reinterpret_cast<uint4*>(at)[vector] = values.narrowed();
-    } else {
-      for (int v = 0; v < kVector; ++v) {
-        if (v < count) {
-          at[vector * kVector + v] = to_element(values.of[v]);
-        }
-      }
-    }
+    store_vector<aligned>(at + vector * kVector, count, values);
   }
 };
 

@@ -49,40 +49,11 @@ constexpr int kRotaryThreads = 256;
 
 namespace {
 
-// Values of a half, of which `count` are there.
-template <bool aligned>
-__device__ __forceinline__ Values load_half(const Element* from, int count) {
-  if constexpr (aligned) {
-    return Values(*reinterpret_cast<const uint4*>(from));
-  } else {
-    Values values;
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      values.of[v] = v < count ? to_float(from[v]) : 0;
-    }
-    return values;
-  }
-}
-
-template <bool aligned>
-__device__ __forceinline__ void store_half(Element* to, int count, const Values& values) {
-  if constexpr (aligned) {
-    *reinterpret_cast<uint4*>(to) = values.narrowed();
-  } else {
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      if (v < count) {
-        to[v] = to_element(values.of[v]);
-      }
-    }
-  }
-}
-
 // Values of a table's row from `at` on.
 template <bool aligned>
 __device__ __forceinline__ Values load_table(const void* table, bool has_floats, long long at, int count) {
   if (!has_floats) {
-    return load_half<aligned>(static_cast<const Element*>(table) + at, count);
+    return load_vector<aligned>(static_cast<const Element*>(table) + at, count);
   }
   const float* from = static_cast<const float*>(table) + at;
   Values values;
@@ -122,7 +93,7 @@ __device__ __forceinline__ void rotate(const RotaryArguments& a) {
         token * part.from_token + head * part.from_head + begin;
     Element* to = static_cast<Element*>(part.to) + text * part.to_batch + token * part.to_token +
         head * part.to_head + begin;
-    Values one = load_half<aligned>(from, count), two = load_half<aligned>(from + half, count);
+    Values one = load_vector<aligned>(from, count), two = load_vector<aligned>(from + half, count);
     if (head < part.heads) {
       const Values cos_one = load_table<aligned>(a.cos, a.has_float_tables, cos_row + begin, count);
       const Values cos_two = load_table<aligned>(a.cos, a.has_float_tables, cos_row + half + begin, count);
@@ -140,8 +111,8 @@ __device__ __forceinline__ void rotate(const RotaryArguments& a) {
         }
       }
     }
-    store_half<aligned>(to, count, one);
-    store_half<aligned>(to + half, count, two);
+    store_vector<aligned>(to, count, one);
+    store_vector<aligned>(to + half, count, two);
   }
 }
 
