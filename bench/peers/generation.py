@@ -1,7 +1,8 @@
 """Greedy generation of transformers on the CPU: seconds of a token in each pass and the highest memory, as JSON.
 
-`gpt2 FOLDER dynamic|static BATCH TOKENS`: GPT-2 in float32 with a dynamic or a static cache.
-`llama FOLDER int8|int4 TOKENS`: a Llama in bfloat16 whose linear layers but the head compute with the kernels
+`floats FOLDER dynamic|static|compiled BATCH TOKENS`: a model in the type of its file, with a dynamic cache, a static
+cache, or a static cache and a step that `torch.compile` compiles.
+`quantised FOLDER int8|int4 TOKENS`: a Llama in bfloat16 whose linear layers but the head compute with the kernels
 `_weight_int8pack_mm` and `_weight_int4pack_mm_for_cpu` (groups of 128).
 """
 
@@ -10,7 +11,7 @@ import sys
 import time
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompileConfig
 
 PROMPT = 16
 PASSES = 3
@@ -87,13 +88,20 @@ def load(folder, dtype):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval(), before
 
 
-def gpt2(folder, cache, batch, tokens):
-    model, before = load(folder, torch.float32)
-    settings = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
+def floats(folder, cache, batch, tokens):
+    model, before = load(folder, "auto")
+    settings = {} if cache == "dynamic" else {"cache_implementation": "static"}
+    if cache == "static":
+        settings["disable_compile"] = True
+    elif cache == "compiled":
+        # transformers compiles on GPUs alone unless it is told otherwise.
+        compilation = CompileConfig(mode="default", fullgraph=False)
+        compilation._compile_all_devices = True
+        settings["compile_config"] = compilation
     generate(model, int(batch), int(tokens), before, **settings)
 
 
-def llama(folder, form, tokens):
+def quantised(folder, form, tokens):
     model, before = load(folder, torch.bfloat16)
     quantise(model, Int8Linear if form == "int8" else Int4Linear)
     generate(model, 1, int(tokens), before)
@@ -101,4 +109,4 @@ def llama(folder, form, tokens):
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
-    {"gpt2": gpt2, "llama": llama}[sys.argv[1]](*sys.argv[2:])
+    {"floats": floats, "quantised": quantised}[sys.argv[1]](*sys.argv[2:])

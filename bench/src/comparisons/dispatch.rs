@@ -94,6 +94,37 @@ pub(crate) fn forward(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Compares forward passes of the same model with a cold page cache with the longer one of reading its file and
+/// computing with all weights in memory.
+pub(crate) fn cold(rounds: usize) -> Result<Vec<Row>> {
+    let (_folder, path, _) = written()?;
+    let mut rows = Vec::new();
+    for (tokens, what) in [
+        ("1", "Llama of 2 GB on the disk, cold page cache, 1 token: against reading or computing"),
+        ("128", "the same with 128 tokens"),
+        ("512", "the same with 512 tokens"),
+    ] {
+        let [ours, read, compute] = in_turns(
+            rounds,
+            &[
+                Side::own(&format!("dispatch cold {path} {tokens}")),
+                Side::own(&format!("dispatch read {path}")),
+                Side::own(&format!("dispatch forward {path} memory {tokens}")),
+            ],
+        )?;
+        let longer = read.max(compute);
+        rows.push(Row {
+            what,
+            ours: milliseconds(ours),
+            other: format!("{} read, {} computed", milliseconds(read), milliseconds(compute)),
+            ratio: format!("{:.2}", ours / longer),
+            goal: "at most 1.15".to_owned(),
+            reached: ours <= 1.15 * longer,
+        });
+    }
+    Ok(rows)
+}
+
 /// Compares greedy generation with half of the blocks on disk, and with all in memory.
 pub(crate) fn generate(rounds: usize) -> Result<Vec<Row>> {
     let (_folder, path, _) = written()?;

@@ -1,4 +1,5 @@
-//! Comparison of text generation on two threads of the CPU: quantised weights, and GPT-2 against transformers.
+//! Comparison of text generation on two threads of the CPU: quantised weights, and GPT-2 and a Llama against
+//! transformers.
 
 use anyhow::{Context, Result};
 
@@ -44,7 +45,7 @@ pub(crate) fn quantised(rounds: usize) -> Result<Vec<Row>> {
         Side::own(&format!("generation write-llama {path} {format}")).lists::<1>()?;
         Ok(path)
     };
-    let own = |path: &str| Side::own(&format!("generation llama {path} {TOKENS}"));
+    let own = |path: &str| Side::own(&format!("generation llama {path} 1 {TOKENS}"));
     let bf16 = written("bf16")?;
     let mut rows = Vec::new();
     for (format, peer_format, [speed, memory, peer], [least, most]) in [
@@ -80,7 +81,7 @@ pub(crate) fn quantised(rounds: usize) -> Result<Vec<Row>> {
             goal: format!("at most {most:.2}"),
             reached: ours.bytes <= most * floats.bytes,
         });
-        let arguments = ["llama", &bf16, peer_format, TOKENS];
+        let arguments = ["quantised", &bf16, peer_format, TOKENS];
         let Some(theirs) = Side::peer("peers/generation.py", &arguments) else { continue };
         let [ours, theirs] = measured(rounds, &[own(&path), theirs])?;
         rows.push(times(peer, ours.seconds, theirs.seconds, 1.0));
@@ -88,30 +89,66 @@ pub(crate) fn quantised(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Compares greedy generation of GPT-2 with 124 M parameters in float32 with transformers, with its dynamic and its
-/// static cache.
+/// Compares greedy generation of GPT-2 with 124 M parameters in float32 with transformers.
 pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("gpt2");
-    let path = path.to_str().context("the temporary folder is not UTF-8")?;
-    Side::own(&format!("generation write-gpt2 {path}")).lists::<1>()?;
-    let mut rows = Vec::new();
-    for (batch, dynamic_cache, static_cache) in [
-        (
-            "1",
+    const LINES: [[&str; 3]; 2] = [
+        [
             "greedy generation of GPT-2 124M, fp32, 16 tokens before 32, batch 1: against transformers",
             "batch 1: against transformers with a static cache",
-        ),
-        ("8", "batch 8: against transformers", "batch 8: against transformers with a static cache"),
-    ] {
-        let peer = |cache| Side::peer("peers/generation.py", &["gpt2", path, cache, batch, TOKENS]);
-        let (Some(dynamic), Some(fixed)) = (peer("dynamic"), peer("static")) else {
+            "batch 1: against transformers with a static cache and torch.compile",
+        ],
+        [
+            "batch 8: against transformers",
+            "batch 8: against transformers with a static cache",
+            "batch 8: against transformers with a static cache and torch.compile",
+        ],
+    ];
+    floats(rounds, "gpt2", "", LINES)
+}
+
+/// Compares greedy generation of a Llama with 1.1 billion parameters in bfloat16 with transformers.
+pub(crate) fn llama(rounds: usize) -> Result<Vec<Row>> {
+    const LINES: [[&str; 3]; 2] = [
+        [
+            "greedy generation of a Llama of 1.1 B parameters, bf16, 16 tokens before 32, batch 1: against transformers",
+            "batch 1: against transformers with a static cache",
+            "batch 1: against transformers with a static cache and torch.compile",
+        ],
+        [
+            "batch 8: against transformers",
+            "batch 8: against transformers with a static cache",
+            "batch 8: against transformers with a static cache and torch.compile",
+        ],
+    ];
+    floats(rounds, "llama", " bf16", LINES)
+}
+
+/// Compares greedy generation of a model in batches of 1 and 8 with transformers: with its dynamic cache, its static
+/// cache, and a compiled step.
+fn floats(
+    rounds: usize,
+    model: &str,
+    format: &str,
+    lines: [[&'static str; 3]; 2],
+) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join(model);
+    let path = path.to_str().context("the temporary folder is not UTF-8")?;
+    Side::own(&format!("generation write-{model} {path}{format}")).lists::<1>()?;
+    let mut rows = Vec::new();
+    for (batch, lines) in ["1", "8"].into_iter().zip(lines) {
+        let peer =
+            |cache| Side::peer("peers/generation.py", &["floats", path, cache, batch, TOKENS]);
+        let (Some(dynamic), Some(fixed), Some(compiled)) =
+            (peer("dynamic"), peer("static"), peer("compiled"))
+        else {
             return Ok(Vec::new());
         };
-        let own = Side::own(&format!("generation gpt2 {path} {batch} {TOKENS}"));
-        let [ours, dynamic, fixed] = measured(rounds, &[own, dynamic, fixed])?;
-        rows.push(times(dynamic_cache, ours.seconds, dynamic.seconds, 1.5));
-        rows.push(times(static_cache, ours.seconds, fixed.seconds, 1.5));
+        let own = Side::own(&format!("generation {model} {path} {batch} {TOKENS}"));
+        let [ours, theirs @ ..] = measured(rounds, &[own, dynamic, fixed, compiled])?;
+        for (line, theirs) in lines.into_iter().zip(theirs) {
+            rows.push(times(line, ours.seconds, theirs.seconds, 1.5));
+        }
     }
     Ok(rows)
 }

@@ -52,7 +52,7 @@ fn gpt2() -> Gpt2Options {
     }
 }
 
-/// Runs `write-llama FOLDER FORMAT`, `write-gpt2 FOLDER`, `llama FOLDER TOKENS` or `gpt2 FOLDER BATCH TOKENS`.
+/// Runs `write-llama FOLDER FORMAT`, `write-gpt2 FOLDER`, `llama FOLDER BATCH TOKENS` or `gpt2 FOLDER BATCH TOKENS`.
 pub(super) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     tch::set_num_threads(2);
     match words {
@@ -62,9 +62,10 @@ pub(super) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
             Gpt2LmHead::save_pretrained(&model, folder)?;
             Ok(vec![vec![model.num_parameters() as f64]])
         }
-        ["llama", folder, tokens] => {
-            let load = || LlamaForCausalLm::from_pretrained(folder);
-            generate(load, 1, tokens.parse()?)
+        ["llama", folder, batch, tokens] => {
+            let builder = Model::builder().kind(Kind::BFloat16);
+            let load = || LlamaForCausalLm::from_pretrained_as(folder, builder);
+            generate(load, batch.parse()?, tokens.parse()?)
         }
         ["gpt2", folder, batch, tokens] => {
             let load = || Gpt2LmHead::from_pretrained(folder);

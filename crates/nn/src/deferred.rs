@@ -57,6 +57,12 @@ pub enum DeferredValue<'a> {
     File(TensorReader<'a>, Option<TensorPart>),
 }
 
+/// Source of the values of one tensor, which may be kept; see [`DeferredValue`].
+pub(crate) enum ValueSource {
+    Drawn(Tensor),
+    File(FileValues),
+}
+
 impl DeferredValues {
     pub(crate) fn new(draws: Vec<Draw>) -> Result<Self> {
         Ok(Self { draws, generator: rng_state(Device::Cpu)?, read: IndexMap::new() })
@@ -98,6 +104,20 @@ impl DeferredValues {
         self,
         mut set: impl FnMut(TensorId, DeferredValue<'_>) -> Result<()>,
     ) -> Result<()> {
+        self.for_each_source(|id, source| match source {
+            ValueSource::Drawn(values) => set(id, DeferredValue::Drawn(values)),
+            ValueSource::File(file) => {
+                let part = file.part.clone();
+                set(id, DeferredValue::File(file.reader()?, part))
+            }
+        })
+    }
+
+    /// Calls a function as [`DeferredValues::for_each`] does, with sources of files that can be kept.
+    pub(crate) fn for_each_source(
+        self,
+        mut set: impl FnMut(TensorId, ValueSource) -> Result<()>,
+    ) -> Result<()> {
         let Self { draws, generator, read } = self;
         let mut draws_left: HashMap<TensorId, usize> = HashMap::new();
         for draw in draws.iter().filter(|draw| !read.contains_key(&draw.target)) {
@@ -118,7 +138,7 @@ impl DeferredValues {
                     // A value that is drawn again later, or read, takes its numbers from the generator all the same.
                     let Some(left) = draws_left.get_mut(&target) else { return Ok(()) };
                     *left -= 1;
-                    if *left == 0 { set(target, DeferredValue::Drawn(values)) } else { Ok(()) }
+                    if *left == 0 { set(target, ValueSource::Drawn(values)) } else { Ok(()) }
                 });
             if moved {
                 set_rng_state(Device::Cpu, &now)?;
@@ -126,9 +146,8 @@ impl DeferredValues {
             drawn?;
         }
         let files = read.into_iter().filter_map(|(id, file)| Some((id, file?)));
-        for (id, FileValues { weights, name, part }) in files {
-            let reader = weights.get(&name).ok_or_else(|| no_tensor(&name))?;
-            set(id, DeferredValue::File(reader, part))?;
+        for (id, file) in files {
+            set(id, ValueSource::File(file))?;
         }
         Ok(())
     }

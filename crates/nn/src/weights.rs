@@ -16,7 +16,9 @@ use brigade_checkpoint::{
     Error as FileError, OpenWeights, TensorReader, WeightsFile, WeightsReader, open_weights,
 };
 use brigade_sharding::TensorPart;
-use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind, unallocated};
+use brigade_torch::{
+    Error, TensorId, TensorRead, has_memory, loaded_kind, read_tensors, unallocated,
+};
 use tch::{Device, Kind, Tensor};
 
 pub use self::parts::PartsWriter;
@@ -126,7 +128,7 @@ impl<M> Model<M> {
     /// # Errors
     /// Returns the errors of [`load`] and of [`Model::load_state_dict`], with nothing changed.
     /// [`crate::ModelError::Interrupted`] if reading fails after the checks: some tensors then have the values of the
-    /// file, one may have some of them, and the others are unchanged.
+    /// file, some may have a part of them, and the others are unchanged.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
         self.load_file(path.as_ref(), None)
     }
@@ -282,8 +284,8 @@ impl<M> Model<M> {
 /// sharded parameter that a rank has.
 ///
 /// First everything is checked: each read, and the checksums of files that contain them (`.pth`, which is read once
-/// more for that). Then one tensor after the other is read. This takes no additional memory for a contiguous CPU tensor
-/// of the file's kind and layout; otherwise at most 16 MB, or the size of the elements in a `.pth` file that a
+/// more for that). Then the tensors are read in up to four threads. This takes no additional memory for a contiguous CPU
+/// tensor of the file's kind and layout; otherwise at most 16 MB, or the size of the elements in a `.pth` file that a
 /// self-overlapping view covers.
 ///
 /// ```
@@ -305,16 +307,17 @@ impl<M> Model<M> {
 ///
 /// # Errors
 /// Returns the errors of [`TensorRead::check`] and of [`WeightsReader::verify`], with nothing changed.
-/// [`ModelError::Interrupted`] if reading fails afterwards: some tensors then have the values of the file, one may have
-/// some of them, and the others are unchanged.
+/// [`ModelError::Interrupted`] if reading fails afterwards: some tensors then have the values of the file, some may have
+/// a part of them, and the others are unchanged.
 pub fn read(weights: &WeightsReader, reads: Vec<TensorRead<'_>>) -> Result<(), Error> {
     reads.iter().try_for_each(TensorRead::check)?;
     weights.verify()?;
-    reads.into_iter().try_for_each(|read| {
-        let path = read.from.path();
-        let interrupted = |source| ModelError::Interrupted { path: path.to_owned(), source };
-        Ok(read.read().map_err(interrupted)?)
-    })
+    read_tensors(reads, interrupted)
+}
+
+/// Returns the error for a tensor that could not be read while a model loads.
+pub(crate) fn interrupted(from: TensorReader<'_>, source: Error) -> Error {
+    ModelError::Interrupted { path: from.path().to_owned(), source }.into()
 }
 
 fn load_all(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {

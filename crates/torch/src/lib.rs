@@ -174,7 +174,7 @@ pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use quantized::QuantizedWeight;
 pub use random::{rng_state, set_rng_state};
-pub use read_tensor::TensorRead;
+pub use read_tensor::{TensorRead, read_tensors};
 pub use recompute::{is_recomputing, recomputed, try_recomputed};
 pub use reducer::{BROADCAST_BYTES, JoinOptions, Reducer, ReducerOptions, Shadowed};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};

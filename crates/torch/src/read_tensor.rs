@@ -1,5 +1,6 @@
 //! Reading of tensors from weights files.
 
+use std::collections::VecDeque;
 use std::panic::resume_unwind;
 use std::thread;
 
@@ -81,8 +82,7 @@ impl<'r> TensorRead<'r> {
     /// Returns the errors of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
     /// [`crate::TorchError::Tensor`] if libtorch cannot copy. The content of the tensor is then undefined.
     pub fn read(self) -> Result<(), Error> {
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(READERS);
-        self.read_with(threads)
+        self.read_with(readers())
     }
 
     /// Reads the values as [`TensorRead::read`] does, in the calling thread alone: for programs that read several
@@ -94,37 +94,19 @@ impl<'r> TensorRead<'r> {
         self.read_with(1)
     }
 
-    fn read_with(mut self, threads: usize) -> Result<(), Error> {
-        self.check()?;
-        let kind = self.kind()?;
-        let bytes = self.into.numel() * kind.elt_size_in_bytes();
-        let threads = threads.min(bytes / SMALLEST_SHARE).max(1);
-        let (from, region) = (self.from, &self.region);
-        let read = |part: &Region, bytes: &mut [u8]| Ok(from.read(part, bytes)?);
-        if threads == 1 {
-            return fill_converted(&mut self.into, kind, region, PART_BYTES, read);
-        }
-        let parts = region.parts((bytes / threads).div_ceil(kind.elt_size_in_bytes()) as u64);
-        let tasks = parts.into_iter().map(|part| Ok((narrowed(&self.into, region, &part)?, part)));
-        let tasks = Mutex::new(tasks.collect::<Result<Vec<(Tensor, Region)>, Error>>()?);
-        let fill = || {
-            loop {
-                let task = tasks.lock().pop();
-                let Some((mut into, part)) = task else { return Ok(()) };
-                fill_converted(&mut into, kind, &part, PART_BYTES, read)?;
-            }
+    fn read_with(self, threads: usize) -> Result<(), Error> {
+        read_with(vec![self], threads, &|_, error| error)
+    }
+
+    /// Divides the read into parts of at most some bytes.
+    fn tasks(&self, bytes: usize) -> Result<Vec<Task<'r>>, Error> {
+        let (from, kind) = (self.from, self.kind()?);
+        let parts = self.region.parts(bytes.div_ceil(kind.elt_size_in_bytes()) as u64);
+        let task = |region: Region| {
+            let into = narrowed(&self.into, &self.region, &region)?;
+            Ok(Task { from, kind, region, into })
         };
-        thread::scope(|scope| {
-            // Where the system has no thread left, fewer threads read everything.
-            let others: Vec<_> = (1..threads)
-                .filter_map(|_| thread::Builder::new().spawn_scoped(scope, fill).ok())
-                .collect();
-            let own = fill();
-            others
-                .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
-                .fold(own, Result::and)
-        })
+        parts.into_iter().map(task).collect()
     }
 
     fn kind(&self) -> Result<Kind, FileError> {
@@ -132,6 +114,102 @@ impl<'r> TensorRead<'r> {
         let kind = loaded_kind(self.from.name(), self.from.info().dtype);
         kind.map_err(|fact| FileError::Unsupported { path: path.to_owned(), fact })
     }
+}
+
+/// Reads several tensors, in up to four threads in all; see [`TensorRead::read`]. `failed` adds to an error what the
+/// caller knows of the tensor that could not be read.
+///
+/// ```
+/// use brigade_checkpoint::WeightsReader;
+/// use brigade_torch::{TensorRead, read_tensors};
+/// use tch::{Device, Kind, Tensor};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let header = br#"{"weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+/// # std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), &header[..], &2f32.to_le_bytes()].concat())?;
+/// let weights = WeightsReader::open(path)?;
+/// let values: Vec<Tensor> =
+///     weights.tensors().map(|_| Tensor::zeros([1], (Kind::BFloat16, Device::Cpu))).collect();
+/// let reads = weights.tensors().zip(&values);
+/// let reads = reads.map(|(from, into)| TensorRead::whole(from, into.shallow_clone())).collect();
+/// read_tensors(reads, |_, error| error)?;
+/// assert_eq!(values[0].double_value(&[0]), 2.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Returns the errors of [`TensorRead::check`], with nothing changed, and those of [`TensorRead::read`]. The content of
+/// all tensors is then undefined.
+pub fn read_tensors<'r>(
+    reads: Vec<TensorRead<'r>>,
+    failed: impl Fn(TensorReader<'r>, Error) -> Error + Sync,
+) -> Result<(), Error> {
+    read_with(reads, readers(), &failed)
+}
+
+/// Part of a tensor that one thread reads.
+struct Task<'r> {
+    from: TensorReader<'r>,
+    kind: Kind,
+    region: Region,
+    into: Tensor,
+}
+
+fn read_with<'r>(
+    reads: Vec<TensorRead<'r>>,
+    threads: usize,
+    failed: &(impl Fn(TensorReader<'r>, Error) -> Error + Sync),
+) -> Result<(), Error> {
+    let bytes = |read: &TensorRead<'r>| -> Result<usize, Error> {
+        read.check()?;
+        Ok(read.into.numel() * read.kind()?.elt_size_in_bytes())
+    };
+    let bytes = reads.iter().map(|read| bytes(read).map_err(|error| failed(read.from, error)));
+    let bytes: usize = bytes.sum::<Result<_, _>>()?;
+    let threads = threads.min(bytes / SMALLEST_SHARE).max(1);
+    let task_bytes = if threads == 1 { usize::MAX } else { (bytes / threads).min(TASK_BYTES) };
+    let mut tasks = VecDeque::new();
+    for read in reads {
+        let of_read = read.tasks(task_bytes).map_err(|error| failed(read.from, error))?;
+        tasks.extend(of_read);
+    }
+    let tasks = Mutex::new(tasks);
+    // Each thread reads neighbouring parts: the system reads ahead, and keeps the file in large pages.
+    let fill = |from_the_front: bool| {
+        loop {
+            let mut left = tasks.lock();
+            let task = if from_the_front { left.pop_front() } else { left.pop_back() };
+            drop(left);
+            let Some(Task { from, kind, region, mut into }) = task else { return Ok(()) };
+            let read = |part: &Region, bytes: &mut [u8]| Ok(from.read(part, bytes)?);
+            let filled = fill_converted(&mut into, kind, &region, PART_BYTES, read);
+            if let Err(error) = filled {
+                tasks.lock().clear();
+                return Err(failed(from, error));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        // Where the system has no thread left, fewer threads read everything.
+        let others: Vec<_> = (1..threads)
+            .filter_map(|thread| {
+                let fill = &fill;
+                let fill = move || fill(thread.is_multiple_of(2));
+                thread::Builder::new().spawn_scoped(scope, fill).ok()
+            })
+            .collect();
+        let own = fill(true);
+        others
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .fold(own, Result::and)
+    })
+}
+
+/// Returns the number of threads that read tensors.
+fn readers() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(READERS)
 }
 
 /// Fills a tensor with a region of values of `kind`, which `read` returns. A plain tensor of that kind is read in one
@@ -183,7 +261,10 @@ fn narrowed(tensor: &Tensor, region: &Region, part: &Region) -> Result<Tensor, E
 /// threads of its own.
 const PART_BYTES: usize = 128 << 10;
 
-/// Maximum number of threads that read a tensor.
+/// Maximum number of bytes that a thread reads before it takes the next part.
+const TASK_BYTES: usize = 16 << 20;
+
+/// Maximum number of threads that read tensors.
 const READERS: usize = 4;
 
 /// Minimum number of bytes per thread: starting a thread costs about as much as reading a tenth of them.

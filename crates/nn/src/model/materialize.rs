@@ -1,15 +1,19 @@
 //! Allocation and initialisation of a deferred model's parameters.
 
 use brigade_checkpoint::TensorReader;
-use brigade_torch::{Result, TensorId, TensorRead, has_memory, loaded_kind};
+use brigade_torch::{
+    QuantizedWeight, Result, TensorId, TensorRead, has_memory, loaded_kind, read_tensors,
+    release_memory,
+};
 use tch::{Device, Tensor};
 
 use super::Model;
-use crate::deferred::{DeferredValue, DeferredValues};
+use crate::deferred::{DeferredValues, FileValues, ValueSource};
 use crate::error::ModelError;
 use crate::param_registry::Entry;
-use crate::quantized::{Quantizable, QuantizeReport, QuantizedSlot, Weights};
+use crate::quantized::{QuantizeReport, Weights};
 use crate::tensor_parallel::part_reads;
+use crate::weights::interrupted;
 
 impl<M> Model<M> {
     /// Returns `true` if parameters have no memory yet; see [`Model::deferred`].
@@ -34,33 +38,20 @@ impl<M> Model<M> {
         let Some(values) = self.take_deferred_values() else {
             return Ok(QuantizeReport::default());
         };
-        values.for_each(|id, value| {
+        let mut filling = Filling::default();
+        let device = self.device();
+        values.for_each_source(|id, source| {
             let Some(entry) = self.distinct().find(|entry| TensorId::of(&entry.tensor) == id)
             else {
                 return Ok(());
             };
-            let quantizable = self.quantizable.iter().find(|it| it.name == entry.name);
-            if let (Some(Quantizable { slot, .. }), DeferredValue::File(from, None)) =
-                (quantizable, &value)
-                && weights.kind().is_none()
-                && from.is_transposed() == slot.is_transposed
-                && !self.is_tied(entry)
-                && let Some(packed) = from.read_packed()?
-            {
-                let weight = QuantizedSlot::weight(&packed, &entry.tensor.size(), self.device())?;
+            if let Some((slot, weight)) = self.quantized_value(entry, &source, device, weights)? {
+                filling.packed(&weight)?;
                 return self.set_quantized(&entry.name, slot, weight);
             }
-            if let Some(Quantizable { layer, .. }) = quantizable
-                && weights.chooses(layer)
-            {
-                let values = match value {
-                    DeferredValue::Drawn(values) => values,
-                    DeferredValue::File(from, _) => whole(from)?,
-                };
-                return self.quantize_one(&entry.name, &values, weights);
-            }
-            fill(entry, value)
+            filling.set(&entry.name, allocated(entry, device)?, source)
         })?;
+        filling.finish()?;
         self.freeze_quantized()
     }
 
@@ -84,31 +75,66 @@ impl<M> Model<M> {
     }
 }
 
-/// Allocates a parameter and sets its values.
-fn fill(entry: &Entry, value: DeferredValue<'_>) -> Result<()> {
-    let mut tensor = entry.tensor.shallow_clone();
-    let mut allocate = || {
-        if !has_memory(&tensor) {
-            let options = (tensor.f_kind()?, tensor.device());
-            let (size, strides) = (tensor.size(), tensor.stride());
-            tensor.f_set_data(&Tensor::f_empty_strided(size, strides, options)?)?;
-        }
-        if let DeferredValue::Drawn(values) = &value {
-            tensor.f_copy_(values)?;
+/// Values that tensors of a model get while it is loaded.
+#[derive(Default)]
+pub(super) struct Filling {
+    /// Tensors that are read from files as they are, all together.
+    files: Vec<(Tensor, FileValues)>,
+    /// Number of bytes of quantised weights since unused memory was returned to the system.
+    packed_bytes: usize,
+}
+
+/// Number of bytes of quantised weights after which unused memory is returned to the system.
+const RELEASED_BYTES: usize = 16 << 20;
+
+impl Filling {
+    /// Sets a tensor's values, those of files in [`Filling::finish`].
+    pub(super) fn set(&mut self, name: &str, tensor: Tensor, source: ValueSource) -> Result<()> {
+        match source {
+            ValueSource::Drawn(values) => {
+                tch::no_grad(|| tensor.shallow_clone().f_copy_(&values))
+                    .map_err(ModelError::torch(format!("give {name} its values")))?;
+            }
+            ValueSource::File(file) => self.files.push((tensor, file)),
         }
         Ok(())
-    };
-    tch::no_grad(&mut allocate)
-        .map_err(ModelError::torch(format!("give {} its values", entry.name)))?;
-    match value {
-        DeferredValue::Drawn(_) => Ok(()),
-        DeferredValue::File(from, part) => {
-            let path = from.path().to_owned();
-            let interrupted = |source| ModelError::Interrupted { path, source };
-            let reads = part_reads(from, &tensor, None, part.as_ref())?;
-            Ok(reads.into_iter().try_for_each(TensorRead::read).map_err(interrupted)?)
-        }
     }
+
+    /// Records that a weight was quantised or packed. The memory in which that was done lies between weights that stay,
+    /// where the C library keeps it: it is returned to the system now and then.
+    pub(super) fn packed(&mut self, weight: &QuantizedWeight) -> Result<()> {
+        self.packed_bytes += weight.bytes();
+        if self.packed_bytes >= RELEASED_BYTES {
+            self.packed_bytes = 0;
+            release_memory(false)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the values of files.
+    pub(super) fn finish(self) -> Result<()> {
+        let reads = self
+            .files
+            .iter()
+            .map(|(tensor, file)| part_reads(file.reader()?, tensor, None, file.part.as_ref()));
+        let reads = reads.collect::<Result<Vec<_>>>()?.into_iter().flatten();
+        read_tensors(reads.collect(), interrupted)
+    }
+}
+
+/// Returns a parameter's tensor, with memory on a device.
+pub(super) fn allocated(entry: &Entry, device: Device) -> Result<Tensor> {
+    let mut tensor = entry.tensor.shallow_clone();
+    if !has_memory(&tensor) {
+        let mut allocate = || {
+            let form = (tensor.f_kind()?, device);
+            let memory = Tensor::f_empty_strided(tensor.size(), tensor.stride(), form)?;
+            tensor.f_set_data(&memory)
+        };
+        tch::no_grad(&mut allocate)
+            .map_err(ModelError::torch(format!("make room for {} on {device:?}", entry.name)))?;
+    }
+    Ok(tensor)
 }
 
 /// Reads a tensor of a file, in the file's type.

@@ -1,10 +1,12 @@
 //! Quantisation of a model's weights to 8 or 4 bits.
 
 use brigade_torch::{Error, QuantizedWeight, Result, unallocated};
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::Model;
 use super::conversion::Conversion;
+use super::materialize::whole;
+use crate::deferred::ValueSource;
 use crate::error::ModelError;
 use crate::param_registry::{Entry, Role};
 use crate::quantized::{Quantizable, QuantizeReport, QuantizedSlot, Weights};
@@ -53,7 +55,10 @@ impl<M> Model<M> {
             if !slot.is_set()
                 && let Some(tensor) = self.tensor(&name)
             {
-                self.quantize_one(&name, &tensor.detach(), weights)?;
+                let weight = quantized(&name, &slot, &tensor.detach(), self.device, weights)?;
+                if let Some(weight) = weight {
+                    self.set_quantized(&name, &slot, weight)?;
+                }
             }
         }
         self.freeze_quantized()
@@ -106,21 +111,40 @@ impl<M> Model<M> {
         Some(&self.quantizable.iter().find(|it| it.name == parameter)?.slot)
     }
 
-    /// Quantises the values of a parameter, which are `[in, out]` if the layer has them transposed.
-    pub(super) fn quantize_one(
+    /// Returns a value as a quantised weight, if it is one in its file or is to become one.
+    pub(super) fn quantized_value(
         &self,
-        name: &str,
-        values: &Tensor,
+        entry: &Entry,
+        source: &ValueSource,
+        device: Device,
         weights: &Weights,
-    ) -> Result<()> {
-        let (Some(slot), Some(format)) = (self.slot(name), weights.format()) else { return Ok(()) };
-        let values =
-            if slot.is_transposed { values.f_transpose(0, 1)? } else { values.shallow_clone() };
-        let quantized = QuantizedWeight::new(&values, format, weights.is_calibrated());
-        let quantized = quantized.and_then(|weight| {
-            if weight.device() == self.device { Ok(weight) } else { weight.to_device(self.device) }
-        });
-        self.set_quantized(name, slot, quantized.map_err(|error| named(name, &error))?)
+    ) -> Result<Option<(&QuantizedSlot, QuantizedWeight)>> {
+        let Some((layer, slot)) = self.quantizable(entry) else { return Ok(None) };
+        if let ValueSource::File(file) = source
+            && file.part.is_none()
+            && weights.kind().is_none()
+            && let from = file.reader()?
+            && from.is_transposed() == slot.is_transposed
+            && let Some(packed) = from.read_packed()?
+        {
+            let weight = QuantizedSlot::weight(&packed, &entry.tensor.size(), device)?;
+            return Ok(Some((slot, weight)));
+        }
+        if !weights.chooses(layer) {
+            return Ok(None);
+        }
+        let values = match source {
+            ValueSource::Drawn(values) => values.shallow_clone(),
+            ValueSource::File(file) => whole(file.reader()?)?,
+        };
+        let weight = quantized(&entry.name, slot, &values, device, weights)?;
+        Ok(weight.map(|weight| (slot, weight)))
+    }
+
+    /// Returns the layer and the slot of a parameter that can be quantised, and that no other layer has.
+    pub(super) fn quantizable(&self, entry: &Entry) -> Option<(&str, &QuantizedSlot)> {
+        let found = self.quantizable.iter().find(|it| it.name == entry.name)?;
+        (!self.is_tied(entry)).then_some((&found.layer, &found.slot))
     }
 
     /// Sets a layer's quantised weight, and frees the memory of the parameter.
@@ -232,6 +256,25 @@ impl QuantizedSlot {
         let empty = unallocated(&tensor.size(), None, (kind, device), &no_values(name));
         tensor.f_set_data(&empty.map_err(refused)?)
     }
+}
+
+/// Quantises the values of a parameter, which are `[in, out]` if the layer has them transposed, for a device. Returns
+/// `None` if `weights` have no quantised format.
+fn quantized(
+    name: &str,
+    slot: &QuantizedSlot,
+    values: &Tensor,
+    device: Device,
+    weights: &Weights,
+) -> Result<Option<QuantizedWeight>> {
+    let Some(format) = weights.format() else { return Ok(None) };
+    let values =
+        if slot.is_transposed { values.f_transpose(0, 1)? } else { values.shallow_clone() };
+    let weight = QuantizedWeight::new(&values, format, weights.is_calibrated());
+    let on_device = weight.and_then(|weight| {
+        if weight.device() == device { Ok(weight) } else { weight.to_device(device) }
+    });
+    on_device.map(Some).map_err(|error| named(name, &error))
 }
 
 fn named(name: &str, error: &Error) -> Error {

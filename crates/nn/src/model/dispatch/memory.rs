@@ -12,12 +12,11 @@ use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 use super::{Model, place_of};
-use crate::deferred::{DeferredValue, FileValues};
+use crate::deferred::{FileValues, ValueSource};
 use crate::error::ModelError;
-use crate::model::materialize::whole;
+use crate::model::materialize::{Filling, allocated};
 use crate::param_registry::Entry;
 use crate::quantized::{QuantizedSlot, Weights};
-use crate::tensor_parallel::part_reads;
 
 /// Destinations of a model's tensors, by their indices among its entries.
 pub(super) struct Homes<'p> {
@@ -82,13 +81,15 @@ impl<M> Model<M> {
             to_fill.insert(TensorId::of(tensor), Home { index, device, stays: true });
         }
         let Some(values) = values else { return Ok(sources) };
-        values.for_each(|id, value| {
+        let mut filling = Filling::default();
+        values.for_each_source(|id, source| {
             let Some(&home) = to_fill.get(&id) else { return Ok(()) };
-            if let Some(moving) = self.fill(home, value, homes.weights)? {
+            if let Some(moving) = self.fill(home, source, homes.weights, &mut filling)? {
                 sources.insert(home.index, moving);
             }
             Ok(())
         })?;
+        filling.finish()?;
         Ok(sources)
     }
 
@@ -96,80 +97,26 @@ impl<M> Model<M> {
     fn fill(
         &self,
         home: Home,
-        value: DeferredValue<'_>,
+        source: ValueSource,
         weights: &Weights,
+        filling: &mut Filling,
     ) -> Result<Option<Vec<(Tensor, WeightSource)>>> {
         let Home { index, device, stays } = home;
         let entry = &self.entries()[index];
-        if let Some((slot, weight)) = self.quantized_value(entry, &value, device, weights)? {
+        if let Some((slot, weight)) = self.quantized_value(entry, &source, device, weights)? {
             let moving = if stays { None } else { Some(in_host_memory(&weight)?) };
+            filling.packed(&weight)?;
             self.set_quantized(&entry.name, slot, weight)?;
             return Ok(moving);
         }
-        let Entry { name, tensor, .. } = entry;
-        let form = (tensor.f_kind()?, device);
-        let mut own = tensor.shallow_clone();
-        let mut target = if stays {
-            if !has_memory(&own) {
-                tch::no_grad(|| {
-                    let memory = Tensor::f_empty_strided(own.size(), own.stride(), form)?;
-                    own.f_set_data(&memory)
-                })
-                .map_err(ModelError::torch(format!("make room for {name} on {device:?}")))?;
-            }
-            own.shallow_clone()
-        } else {
-            // The values are loaded from there to a GPU: on the CPU nothing needs to be loaded from the host's memory.
-            pinned_like(&own)?
-        };
-        match value {
-            DeferredValue::Drawn(values) => tch::no_grad(|| target.f_copy_(&values))
-                .map_err(ModelError::torch(format!("give {name} its values")))?,
-            DeferredValue::File(from, part) => {
-                let path = from.path().to_owned();
-                for read in part_reads(from, &target, None, part.as_ref())? {
-                    read.read()
-                        .map_err(|source| ModelError::Interrupted { path: path.clone(), source })?;
-                }
-            }
-        }
-        Ok((!stays).then(|| vec![(own, WeightSource::Host(target))]))
-    }
-
-    /// Returns a value as a quantised weight, if it is one in its file or is to become one.
-    fn quantized_value(
-        &self,
-        entry: &Entry,
-        value: &DeferredValue<'_>,
-        device: Device,
-        weights: &Weights,
-    ) -> Result<Option<(&QuantizedSlot, QuantizedWeight)>> {
-        let Some((layer, slot)) = self.quantizable(entry) else { return Ok(None) };
-        if let DeferredValue::File(from, None) = value
-            && weights.kind().is_none()
-            && from.is_transposed() == slot.is_transposed
-            && let Some(packed) = from.read_packed()?
-        {
-            let weight = QuantizedSlot::weight(&packed, &entry.tensor.size(), device)?;
-            return Ok(Some((slot, weight)));
-        }
-        let Some(format) = weights.format().filter(|_| weights.chooses(layer)) else {
+        if stays {
+            filling.set(&entry.name, allocated(entry, device)?, source)?;
             return Ok(None);
-        };
-        let values = match value {
-            DeferredValue::Drawn(values) => values.shallow_clone(),
-            DeferredValue::File(from, _) => whole(*from)?,
-        };
-        let values = if slot.is_transposed { values.f_transpose(0, 1)? } else { values };
-        let weight = QuantizedWeight::new(&values, format, weights.is_calibrated())?;
-        let weight = if weight.device() == device { weight } else { weight.to_device(device)? };
-        Ok(Some((slot, weight)))
-    }
-
-    /// Returns the layer and the slot of a parameter that can be quantised, and that no other layer has.
-    fn quantizable(&self, entry: &Entry) -> Option<(&str, &QuantizedSlot)> {
-        let found = self.quantizable.iter().find(|it| it.name == entry.name)?;
-        (!self.is_tied(entry)).then_some((&found.layer, &found.slot))
+        }
+        // The values are loaded from there to a GPU: on the CPU nothing needs to be loaded from the host's memory.
+        let host = pinned_like(&entry.tensor)?;
+        filling.set(&entry.name, host.shallow_clone(), source)?;
+        Ok(Some(vec![(entry.tensor.shallow_clone(), WeightSource::Host(host))]))
     }
 
     /// Returns the tensors of a parameter that stays in its file, and how they are read.
