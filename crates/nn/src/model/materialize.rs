@@ -104,15 +104,19 @@ impl Filling {
     /// where the C library keeps it: it is returned to the system now and then.
     pub(super) fn packed(&mut self, weight: &QuantizedWeight) -> Result<()> {
         self.packed_bytes += weight.bytes();
-        if self.packed_bytes >= RELEASED_BYTES {
-            self.packed_bytes = 0;
+        if self.packed_bytes >= RELEASED_BYTES { self.release() } else { Ok(()) }
+    }
+
+    fn release(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.packed_bytes) > 0 {
             release_memory(false)?;
         }
         Ok(())
     }
 
     /// Reads the values of files.
-    pub(super) fn finish(self) -> Result<()> {
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.release()?;
         let reads = self
             .files
             .iter()
