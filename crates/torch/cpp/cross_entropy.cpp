@@ -2,6 +2,7 @@
 
 #include "exponential.h"
 #include "kernels/cross_entropy.h"
+#include "linear.h"
 #include "native_bf16.h"
 #include "regions.h"
 #include "weights.h"
@@ -10,7 +11,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -622,21 +622,6 @@ at::Tensor padded_rows(const at::Tensor& tensor, int64_t count, int64_t padded, 
   out.narrow(0, 0, count).copy_(rows);
   out.narrow(0, count, padded - count).zero_();
   return out;
-}
-
-// Whether the device's products of 16 bits can add to sums of 32 bits.
-bool sums_in_float32(at::ScalarType type, const at::Device& device) {
-  if (!device.is_cuda() || (type != at::kBFloat16 && type != at::kHalf)) {
-    return false;
-  }
-  static const bool has_kernels = [] {
-    const auto has = [](const char* name) {
-      const auto op = c10::Dispatcher::singleton().findSchema({name, "dtype_out"});
-      return op && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
-    };
-    return has("aten::mm") && has("aten::addmm");
-  }();
-  return has_kernels;
 }
 
 struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
