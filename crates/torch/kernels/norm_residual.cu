@@ -125,7 +125,8 @@ __device__ __forceinline__ void each_slot(int vectors, const Load& load, const U
 }
 
 // Bit v: whether dropout keeps value v of a vector of the branch. All threads of a warp take part.
-__device__ __forceinline__ unsigned kept_of_branch(const NormResidualArguments& a, u64 seed, long long row, int vector) {
+__device__ __forceinline__ unsigned kept_of_branch(
+    const NormResidualArguments& a, u64 seed, long long row, int vector) {
   const u64 place = static_cast<u64>(row) * static_cast<u64>(a.width) + static_cast<u64>(vector) * kNormResidualVector;
   // Each row begins with a tile.
   return kept_bits(seed, place, a.width % 128 == 0, a.below);

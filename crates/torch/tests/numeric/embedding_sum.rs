@@ -181,6 +181,7 @@ fn check(case: Case, device: Device) {
 
 #[test]
 fn the_kernels_are_no_further_from_float64_than_the_operations() {
+    use Other::{OfText, One, Positions, Types};
     let (device, _alone) = gpu();
     // One value; one vector; whole tiles of dropout; several warps; rows that are no multiples of a vector.
     for (batch, tokens, width) in [(1, 1, 1), (1, 4, 8), (2, 3, 128), (2, 3, 264), (3, 5, 13)] {
@@ -188,7 +189,6 @@ fn the_kernels_are_no_further_from_float64_than_the_operations() {
             check(Case { batch, tokens, width, ..case }, device);
         }
     }
-    use Other::{OfText, One, Positions, Types};
     let others: [&[Other]; 5] =
         [&[], &[Types, Positions], &[Positions, Types], &[OfText], &[One, OfText]];
     for others in others {
@@ -269,7 +269,7 @@ fn wrong_arguments_are_errors() {
     let rows = inputs.rows(GPT2);
     let error = embedding_sum(rows[0], &rows[1..], 1.5).unwrap_err().to_string();
     assert!(error.contains("1.5"), "{error}");
-    let wider = Tensor::zeros([4, 7], (Kind::Float, Device::Cpu));
+    let wider = Tensor::zeros([PLACES, 7], (Kind::Float, Device::Cpu));
     let other = EmbeddingRows::new(&wider, rows[1].ids);
     assert!(embedding_sum(rows[0], &[other], 0.0).is_err());
 }
