@@ -1,7 +1,7 @@
 // Sums of rows of embedding tables with dropout, for NVIDIA GPUs from compute capability 8.0 on.
 // crates/torch/cpp/kernels/embedding.cpp launches these kernels.
 //
-// Registers of a thread: at most 64.
+// Registers of a thread: at most 96.
 //
 // Tables and sums are float32, whatever the type of elements, which is that of autocast. Dropout keeps no mask: the
 // backward draws the same numbers from the seed and a value's place. The gradient of a table with few rows is made by a

@@ -4,7 +4,6 @@
 
 #include "kernels/activation.h"
 #include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
 #include "kernels/norm_relu.h"
 #include "kernels/norm_residual.h"
 #include "kernels/rotary.h"

@@ -173,7 +173,7 @@ fn check(case: Case, device: Device) {
         }
         // A gradient adds up the places of a row in another order.
         let additions = if index == 0 { 0 } else { case.batch * case.tokens };
-        let allowed = self::apart(&plain[index], exact) + unit(Kind::Float, additions);
+        let allowed = apart(&plain[index], exact) + unit(Kind::Float, additions);
         let apart = apart(found, exact);
         assert!(apart <= allowed, "{index}: {apart:e} > {allowed:e}, {case:?}");
     }
@@ -346,7 +346,7 @@ fn gradients_of_gradients_are_those_of_the_operations() {
         let plain = second(&plain, plain.operations(case, &factors));
         for (index, found) in found.iter().enumerate() {
             let additions = 2 * case.batch * case.tokens;
-            let allowed = self::apart(&plain[index], &exact[index]) + unit(Kind::Float, additions);
+            let allowed = apart(&plain[index], &exact[index]) + unit(Kind::Float, additions);
             let apart = apart(found, &exact[index]);
             assert!(apart <= allowed, "{index}: {apart:e} > {allowed:e}, {case:?}");
         }
