@@ -3,9 +3,8 @@
 use brigade_torch::{ResidualBranch, ResidualNorm, Result, dropout};
 use tch::Tensor;
 
-use super::linear::on;
 use crate::Module;
-use crate::layer_context::LayerContext;
+use crate::layer_context::{LayerContext, on};
 
 /// A branch of a residual connection, such as the output of an attention layer, that is still to be added to the stream:
 /// by the next normalisation in the same pass ([`crate::LayerNorm::forward_residual`],

@@ -11,7 +11,7 @@ use tch::{Device, Tensor};
 
 use super::branch::Branch;
 use super::dropout::Dropout;
-use crate::layer_context::LayerContext;
+use crate::layer_context::{LayerContext, on};
 use crate::{Divided, Init, Module, ParamPath, QuantizedSlot, TensorRegion};
 
 /// Linear layer: `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
@@ -112,14 +112,6 @@ impl PreActivation {
     fn bias_on(&self, device: Device) -> Result<Option<Tensor>> {
         self.bias.as_ref().map(|bias| on(bias, device)).transpose()
     }
-}
-
-/// Returns a tensor on a device: a device map may put neighbouring layers on different ones.
-pub(super) fn on(tensor: &Tensor, device: Device) -> Result<Tensor> {
-    if tensor.device() == device {
-        return Ok(tensor.shallow_clone());
-    }
-    Ok(tensor.f_to_device(device)?)
 }
 
 impl Linear {
