@@ -2,7 +2,7 @@
 //! weights.
 
 use brigade_torch::{Error, Result, TorchError};
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 use crate::error::ModelError;
 use crate::hooks::Hooks;
@@ -67,6 +67,14 @@ impl LayerContext {
     pub(crate) fn refuse(&self, input: &Tensor, expected: &'static str) -> Error {
         ModelError::Input { layer: self.shown_name(), expected, input: input.size() }.into()
     }
+}
+
+/// Returns a tensor on a device: a device map may put neighbouring layers on different ones.
+pub(crate) fn on(tensor: &Tensor, device: Device) -> Result<Tensor> {
+    if tensor.device() == device {
+        return Ok(tensor.shallow_clone());
+    }
+    Ok(tensor.f_to_device(device)?)
 }
 
 /// Returns a dotted name for messages: the root has none.

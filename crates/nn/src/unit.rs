@@ -101,6 +101,13 @@ impl Unit {
         }
     }
 
+    /// Returns `true` if the unit's parameters are the same tensors during and after its forward: the model is neither
+    /// sharded nor has it a device map.
+    #[must_use]
+    pub fn keeps_parameters(&self) -> bool {
+        self.place.lock().is_none()
+    }
+
     /// Returns `true` if the unit's key-value cache is to be in the host's memory, because a device map offloads the
     /// unit's weights together with its cache
     /// ([`DeviceMap::offload_caches`](brigade_sharding::device_map::DeviceMap::offload_caches)).

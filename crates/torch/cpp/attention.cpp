@@ -425,12 +425,14 @@ at::Tensor as_bias(const at::Tensor& mask, const at::Tensor& q, int64_t keys) {
 at::Tensor attend_by(
     AttentionKernel kernel, const at::Tensor& q, at::Tensor k, at::Tensor v,
     const std::optional<at::Tensor>& mask, const AttentionOptions& options, double scale) {
-  const int64_t width = v.size(3);
+  // The gradient of a view is a pass of its own.
+  const auto without_padding = [width = v.size(3)](const at::Tensor& out) {
+    return out.size(3) == width ? out : out.narrow(3, 0, width);
+  };
   if (kernel == AttentionKernel::Flash) {
-    return std::get<0>(at::_scaled_dot_product_flash_attention(
-                           with_head_padding(q), with_head_padding(k), with_head_padding(v),
-                           options.dropout, options.causal, /*return_debug_mask=*/false, scale))
-        .narrow(3, 0, width);
+    return without_padding(std::get<0>(at::_scaled_dot_product_flash_attention(
+        with_head_padding(q), with_head_padding(k), with_head_padding(v), options.dropout, options.causal,
+        /*return_debug_mask=*/false, scale)));
   }
   if (q.size(1) != k.size(1)) {
     const int64_t queries_of_a_key = q.size(1) / k.size(1);
@@ -440,10 +442,9 @@ at::Tensor attend_by(
   const auto bias = mask ? std::optional(as_bias(*mask, q, k.size(2))) : std::nullopt;
   const bool records = at::GradMode::is_enabled() &&
       (q.requires_grad() || k.requires_grad() || v.requires_grad() || (mask && mask->requires_grad()));
-  return std::get<0>(at::_scaled_dot_product_efficient_attention(
-                         with_head_padding(q), with_head_padding(k), with_head_padding(v), bias,
-                         /*compute_log_sumexp=*/records, options.dropout, options.causal, scale))
-      .narrow(3, 0, width);
+  return without_padding(std::get<0>(at::_scaled_dot_product_efficient_attention(
+      with_head_padding(q), with_head_padding(k), with_head_padding(v), bias,
+      /*compute_log_sumexp=*/records, options.dropout, options.causal, scale)));
 }
 
 } // namespace

@@ -2,6 +2,7 @@
 
 #include "exponential.h"
 #include "kernels/cross_entropy.h"
+#include "linear.h"
 #include "native_bf16.h"
 #include "regions.h"
 #include "weights.h"
@@ -10,7 +11,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -272,8 +272,7 @@ double loss_of_rows(
 // The rows that count, and what their targets are. On a CPU other rows are left out, and the host knows how many there
 // are. On a GPU, where the host would have to wait for that, all rows are there, and others are masked.
 struct Counted {
-  at::Tensor targets; // [rows]
-  at::Tensor given; // the same with those that are ignored, where all rows are there
+  at::Tensor targets; // [rows]; with those that are ignored, where all rows are there
   int64_t ignore_index;
   at::Tensor places; // of them, undefined where all rows are there
   at::Tensor ignored; // bool [rows], where rows are there that do not count
@@ -289,11 +288,9 @@ struct Counted {
       return;
     }
     if (!flat.device().is_cpu()) {
-      given = flat;
+      targets = flat;
       ignored = flat.eq(options.ignore_index);
       total = ignored.logical_not().sum();
-      // Of a target that is no class libtorch's kernel tells.
-      targets = flat.masked_fill(ignored, 0);
       return;
     }
     const auto counts = flat.ne(options.ignore_index);
@@ -317,6 +314,11 @@ struct Counted {
     return targets.numel();
   }
 
+  // The targets, 0 for those that are ignored. libtorch's kernel reports a target that is not a class.
+  at::Tensor masked_targets() const {
+    return ignored.defined() ? targets.masked_fill(ignored, 0) : targets;
+  }
+
   at::Tensor of(const at::Tensor& rows) const {
     return (places.defined() ? rows.index_select(0, places) : rows).contiguous();
   }
@@ -335,7 +337,6 @@ struct Counted {
     auto part = *this;
     part.targets = targets.narrow(0, begin, size);
     if (ignored.defined()) {
-      part.given = given.narrow(0, begin, size);
       part.ignored = ignored.narrow(0, begin, size);
     }
     return part;
@@ -354,10 +355,10 @@ at::Tensor loss_and_gradient_of_part(
     at::Tensor gradient) {
   const auto wide = at::toOpMathType(logits.scalar_type());
   const int64_t rows = logits.size(0);
-  const auto places = counted.targets - classes.start;
-  const auto is_elsewhere =
-      places.lt(0).logical_or_(places.ge(classes.own))
-          .logical_and_(counted.targets.ge(0).logical_and_(counted.targets.lt(classes.all)));
+  const auto targets = counted.masked_targets();
+  const auto places = targets - classes.start;
+  const auto is_elsewhere = places.lt(0).logical_or_(places.ge(classes.own))
+                                .logical_and_(targets.ge(0).logical_and_(targets.lt(classes.all)));
   // The place of a target that is no class stays outside: the kernel of `gather` tells of it.
   const auto columns = places.masked_fill(is_elsewhere, 0).unsqueeze(1);
   auto own = at::zeros({4, rows}, logits.options().dtype(at::kDouble));
@@ -421,12 +422,12 @@ at::Tensor loss_and_gradient_of_part(
 at::Tensor loss_and_gradient(
     const at::Tensor& rows, const Counted& counted, const Classes& classes, const RowLoss& how,
     const at::Tensor& gradient_of_rows) {
-  if (counted.given.defined() && !classes.group && fits_cross_entropy_kernels(rows)) {
+  if (counted.ignored.defined() && !classes.group && fits_cross_entropy_kernels(rows)) {
     if (auto* program = cross_entropy_kernels(rows)) {
       const RowLossOptions options{counted.ignore_index, how.smoothing, how.z_loss, how.scale};
       const auto count = how.divisor.defined() ? counted.total : at::Tensor();
       return cross_entropy_rows_gpu(
-                 *program, rows, classes.own, counted.given, count, options, gradient_of_rows)
+                 *program, rows, classes.own, counted.targets, count, options, gradient_of_rows)
           .sum(at::kDouble);
     }
   }
@@ -446,7 +447,7 @@ at::Tensor loss_and_gradient(
     return loss_and_gradient_of_part(logits, counted, classes, how, gradient);
   }
   auto logs = at::log_softmax(logits, 1, wide);
-  const auto places = counted.targets.unsqueeze(1);
+  const auto places = counted.masked_targets().unsqueeze(1);
   const auto of_counted = [&](at::Tensor losses) {
     if (counted.ignored.defined()) {
       losses.masked_fill_(counted.ignored, 0);
@@ -562,7 +563,9 @@ variable_list give(
   const bool is_made = upstream.device().is_cpu() && part.isDouble() &&
       std::abs(upstream.item<double>() / part.toDouble() - 1) <= rounding;
   if (!is_made) {
-    const auto factor = part.isDouble() ? upstream / part.toDouble() : upstream / part.toTensor();
+    const auto factor = !part.isDouble() ? upstream / part.toTensor()
+        : part.toDouble() == 1           ? upstream
+                                         : upstream / part.toDouble();
     for (auto& gradient : out) {
       if (gradient.defined()) {
         gradient.mul_(factor);
@@ -624,21 +627,6 @@ at::Tensor padded_rows(const at::Tensor& tensor, int64_t count, int64_t padded, 
   return out;
 }
 
-// Whether the device's products of 16 bits can add to sums of 32 bits.
-bool sums_in_float32(at::ScalarType type, const at::Device& device) {
-  if (!device.is_cuda() || (type != at::kBFloat16 && type != at::kHalf)) {
-    return false;
-  }
-  static const bool has_kernels = [] {
-    const auto has = [](const char* name) {
-      const auto op = c10::Dispatcher::singleton().findSchema({name, "dtype_out"});
-      return op && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
-    };
-    return has("aten::mm") && has("aten::addmm");
-  }();
-  return has_kernels;
-}
-
 struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
   static constexpr auto kName = "linear_cross_entropy";
 
@@ -671,7 +659,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
     if (wanted[2]) {
       of_bias = at::zeros(bias->sizes(), options_of(sum_type));
     }
-    auto sum = at::zeros({}, options_of(at::kDouble));
+    at::Tensor sum;
     // Ranks whose processors differ compute 16-bit products in two types, and must still have as many chunks.
     const auto bytes = static_cast<int64_t>(
         classes.group ? std::max(sizeof(float), c10::elementSize(type)) : c10::elementSize(type));
@@ -695,8 +683,9 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
       } else {
         at::mm_out(padded, in, compute_weight.t());
       }
-      sum += loss_and_gradient(
-          padded, counted.narrow(begin, size), classes, how, any ? padded : at::Tensor());
+      const auto loss =
+          loss_and_gradient(padded, counted.narrow(begin, size), classes, how, any ? padded : at::Tensor());
+      sum = sum.defined() ? sum + loss : loss;
       if (wanted[0]) {
         auto out = of_hidden.narrow(0, begin, size);
         at::mm_out(out, padded, compute_weight);
@@ -739,6 +728,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
       return wanted[i] ? std::optional(std::move(gradient)) : std::nullopt;
     };
     keep(context, {kept(0, of_hidden), kept(1, of_weight), kept(2, of_bias)}, options, counted, how);
+    sum = sum.defined() ? sum : at::zeros({}, options_of(at::kDouble));
     return reduced(sum, options, counted, hidden.options());
   }
 

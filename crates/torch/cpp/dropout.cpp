@@ -1,5 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "dropout.h"
 #include "philox.h"
 
 #include <ATen/ATen.h>
@@ -11,6 +12,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 namespace brigade {
@@ -112,6 +114,13 @@ std::unique_ptr<Tensor> dropout(
   const auto seed = static_cast<int64_t>(draw_seed());
   auto y = Dropout::apply(input, together ? beside : std::nullopt, probability, seed);
   return std::make_unique<Tensor>(beside && !together ? y + *beside : y);
+}
+
+at::Tensor seeds_from_gpu(const at::Device& device, int64_t count) {
+  const at::NoGradGuard no_grad;
+  // All 64 bits.
+  return at::empty({count}, at::TensorOptions(at::kLong).device(device))
+      .random_(std::numeric_limits<int64_t>::min(), std::optional<int64_t>());
 }
 
 } // namespace brigade

@@ -1,11 +1,13 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "activation.h"
+#include "linear.h"
 #include "native_bf16.h"
 #include "weights.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -50,7 +52,7 @@ struct Linear : public torch::autograd::Function<Linear> {
     if (bias) {
       data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
-    const auto offset = bias ? std::optional(bias->to(type)) : std::nullopt;
+    const auto offset = bias ? std::optional(in_type(*bias, type)) : std::nullopt;
     return at::linear(activated(input, activation, type), in_type(weight, type), offset)
         .to(values.scalar_type());
   }
@@ -86,10 +88,13 @@ struct Linear : public torch::autograd::Function<Linear> {
       const auto factor = own.output.reshape({-1, weight.size(1)});
       // In the layout of the weight, so that it is not copied once more.
       const bool is_transposed = weight.stride(0) == 1 && weight.stride(1) == weight.size(0);
-      out[1] = (is_transposed ? factor.t().mm(flat).t() : flat.t().mm(factor)).to(weight.scalar_type());
+      out[1] = is_transposed ? product(factor.t(), flat, weight.scalar_type()).t()
+                             : product(flat.t(), factor, weight.scalar_type());
     }
     if (needs_bias) {
-      out[2] = flat.sum(0).to(static_cast<at::ScalarType>(bias->second.toInt()));
+      const auto bias_type = static_cast<at::ScalarType>(bias->second.toInt());
+      // A GPU adds up in float32 and rounds once; a CPU would convert all values first.
+      out[2] = flat.is_cuda() ? flat.sum(0, /*keepdim=*/false, bias_type) : flat.sum(0).to(bias_type);
     }
     out[3] = needs_values_bias ? own.bias.to(input.bias.scalar_type()) : at::Tensor();
     out[4] = needs_up ? own.up : at::Tensor();
@@ -145,6 +150,17 @@ struct Linear : public torch::autograd::Function<Linear> {
     return differentiated_by_operations(input, activation, in_shape(), recorded);
   }
 
+  // The product in the type: without a pass of its own where the device can write float32.
+  static at::Tensor product(const at::Tensor& one, const at::Tensor& other, at::ScalarType type) {
+    const bool converts = at::GradMode::is_enabled() || type != at::kFloat || one.numel() == 0 ||
+        !sums_in_float32(one.scalar_type(), one.device());
+    if (converts) {
+      return one.mm(other).to(type);
+    }
+    auto out = at::empty({one.size(0), other.size(1)}, one.options().dtype(type));
+    return at::mm_out(out, one, other, type);
+  }
+
   // A conversion is recorded where gradients of gradients are wanted.
   static at::Tensor in_type(const at::Tensor& weight, at::ScalarType type) {
     return !at::GradMode::is_enabled() && keeps_copy(weight, type) ? kept_copy(weight, type) : weight.to(type);
@@ -182,6 +198,20 @@ struct Types {
 };
 
 } // namespace
+
+bool sums_in_float32(at::ScalarType type, const at::Device& device) {
+  if (!device.is_cuda() || (type != at::kBFloat16 && type != at::kHalf)) {
+    return false;
+  }
+  static const bool has_kernels = [] {
+    const auto has = [](const char* name) {
+      const auto op = c10::Dispatcher::singleton().findSchema({name, "dtype_out"});
+      return op && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+    };
+    return has("aten::mm") && has("aten::addmm");
+  }();
+  return has_kernels;
+}
 
 std::unique_ptr<Tensor> linear(
     const Tensor& input, const Tensor& weight, rust::Slice<const TensorRef> bias) {

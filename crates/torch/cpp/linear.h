@@ -18,4 +18,7 @@ std::unique_ptr<Tensor> activation_linear(
     rust::Slice<const TensorRef> up_bias, const Tensor& weight, rust::Slice<const TensorRef> weight_bias,
     const ActivationOptions& options);
 
+// Whether the device's products of 16 bits can add to sums of 32 bits.
+bool sums_in_float32(at::ScalarType type, const at::Device& device);
+
 } // namespace brigade

@@ -10,7 +10,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -167,12 +166,13 @@ std::optional<at::ScalarType> kernel_type(
 
 ResidualNorm norm_residual(
     const Tensor& stream, rust::Slice<const TensorRef> branch, rust::Slice<const TensorRef> branch_bias,
-    rust::Slice<const TensorRef> weight, rust::Slice<const TensorRef> bias, rust::Slice<const int64_t> shape,
-    const NormResidualOptions& options) {
+    rust::Slice<const TensorRef> branch_seed, rust::Slice<const TensorRef> weight, rust::Slice<const TensorRef> bias,
+    rust::Slice<const int64_t> shape, const NormResidualOptions& options) {
   const double probability = options.dropout;
   TORCH_CHECK_VALUE(
       probability >= 0 && probability <= 1, "the probability of dropout is ", probability, ", expected 0 to 1");
   const auto added = optional_handle(branch), added_bias = optional_handle(branch_bias);
+  auto given_seed = optional_handle(branch_seed);
   TORCH_CHECK_VALUE(
       !added || (added->sizes() == stream.sizes() && added->device() == stream.device()), "the branch is ",
       added ? added->sizes() : at::IntArrayRef(), ", expected the shape of the stream, ", stream.sizes(), " on ",
@@ -185,10 +185,7 @@ ResidualNorm norm_residual(
   if (const auto type = kernel_type(stream, added, dims, {&scale, &offset, &added_bias})) {
     std::optional<at::Tensor> seed;
     if (added && probability > 0) {
-      const at::NoGradGuard no_grad;
-      // All 64 bits, as `dropout` draws them on the CPU.
-      seed = at::empty({1}, stream.options().dtype(at::kLong))
-                 .random_(std::numeric_limits<int64_t>::min(), std::optional<int64_t>());
+      seed = given_seed ? std::move(given_seed) : seeds_from_gpu(stream.device(), 1);
     }
     auto out = NormResidual::apply(
         stream, added, scale, offset, added_bias, seed, added ? probability : 0.0, options.rms, options.eps, *type,
@@ -208,6 +205,24 @@ ResidualNorm norm_residual(
   }
   auto normed = normalised(sum, dims, scale, offset, options.rms, options.eps);
   return options.post ? result(normed, normed) : result(std::move(sum), std::move(normed));
+}
+
+std::unique_ptr<Tensor> norm_residual_seeds(const Tensor& stream, int64_t count) {
+  const auto device = stream.device().type();
+  const bool draws = stream.is_cuda() && count > 0 && at::autocast::is_autocast_enabled(device) &&
+      norm_residual_kernels(stream, at::autocast::get_autocast_dtype(device)) != nullptr;
+  return draws ? std::make_unique<Tensor>(seeds_from_gpu(stream.device(), count)) : nullptr;
+}
+
+bool norm_residual_adds_bias(const Tensor& input, const Tensor& bias) {
+  const auto device = input.device().type();
+  if (!input.is_cuda() || !at::autocast::is_autocast_enabled(device)) {
+    return false;
+  }
+  const auto type = at::autocast::get_autocast_dtype(device);
+  // A row of the stream has as many values as the bias.
+  return fits_norm_residual_kernels(bias, std::nullopt, type) && fits_norm_residual_kernels(bias, bias) &&
+      bias.device() == input.device() && norm_residual_kernels(bias, type) != nullptr;
 }
 
 } // namespace brigade

@@ -276,6 +276,35 @@ __device__ __forceinline__ unsigned dropout_bits(u64 seed, u64 row, unsigned til
   return bits;
 }
 
+// Returns whether dropout keeps the value at a place of a flattened tensor, as the CPU does for the same seed.
+__device__ __forceinline__ bool is_kept(u64 seed, u64 place, unsigned below) {
+  const unsigned at = static_cast<unsigned>(place % 128), half = at / 16;
+  const Random4 random = philox(seed, place / 128, at % 16);
+  const unsigned upper = half & 2 ? random.of[3] : random.of[2];
+  const unsigned lower = half & 2 ? random.of[1] : random.of[0];
+  const unsigned pair = half & 4 ? upper : lower;
+  return (half & 1 ? pair >> 16 : pair & 0xffffu) >= below;
+}
+
+// Returns, in bit v, whether dropout keeps value v of the eight that begin at a place of a flattened tensor. `in_tiles`
+// states that each 16 neighbouring threads have the 128 values of a tile, which are drawn together. All lanes of the
+// warp take part.
+__device__ __forceinline__ unsigned kept_bits(u64 seed, u64 place, bool in_tiles, unsigned below) {
+  if (below == 0) {
+    return 0xff;
+  }
+  if (in_tiles) {
+    return dropout_bits(seed, place / 128, 0, below);
+  }
+  unsigned bits = 0;
+  // Unrolled, it takes half of the registers.
+#pragma unroll 1
+  for (unsigned v = 0; v < 8; ++v) {
+    bits |= (is_kept(seed, place + v, below) ? 1u : 0u) << v;
+  }
+  return bits;
+}
+
 }  // namespace
 
 #endif

@@ -124,31 +124,12 @@ __device__ __forceinline__ void each_slot(int vectors, const Load& load, const U
   }
 }
 
-// Bit v: whether dropout keeps value v of the eight that begin at a place of the flattened branch. All threads of a warp
-// take part.
-__device__ __forceinline__ unsigned kept_bits(const NormResidualArguments& a, u64 seed, long long row, int vector) {
-  if (a.below == 0) {
-    return 0xff;
-  }
+// Bit v: whether dropout keeps value v of a vector of the branch. All threads of a warp take part.
+__device__ __forceinline__ unsigned kept_of_branch(
+    const NormResidualArguments& a, u64 seed, long long row, int vector) {
   const u64 place = static_cast<u64>(row) * static_cast<u64>(a.width) + static_cast<u64>(vector) * kNormResidualVector;
-  // 16 neighbouring threads have a tile of 128 values if each row begins with one.
-  if (a.width % 128 == 0) {
-    return dropout_bits(seed, place / 128, 0, a.below);
-  }
-  const unsigned first = static_cast<unsigned>(place % 128);
-  unsigned bits = 0;
-  // Unrolled, it takes half of the registers.
-#pragma unroll 1
-  for (unsigned v = 0; v < kNormResidualVector; ++v) {
-    const Random4 random = philox(seed, place / 128, (first + v) % 16);
-    const unsigned half = first / 16;
-    const unsigned upper = half & 2 ? random.of[3] : random.of[2];
-    const unsigned lower = half & 2 ? random.of[1] : random.of[0];
-    const unsigned pair = half & 4 ? upper : lower;
-    const unsigned number = half & 1 ? pair >> 16 : pair & 0xffffu;
-    bits |= (number >= a.below ? 1u : 0u) << v;
-  }
-  return bits;
+  // Each row begins with a tile.
+  return kept_bits(seed, place, a.width % 128 == 0, a.below);
 }
 
 // `depth` is the number of vectors of a thread, all of which stay in registers; 0 for rows of any width.
@@ -178,7 +159,7 @@ __device__ __forceinline__ void normalize(const NormResidualArguments& a) {
         }
       },
       [&](int slot, int vector) {
-        const unsigned bits = has_branch ? kept_bits(a, seed, row, vector) : 0;
+        const unsigned bits = has_branch ? kept_of_branch(a, seed, row, vector) : 0;
         if (vector < vectors) {
           if (has_branch) {
             const Values added(packed[slot]), offset = parameters(a.branch_bias, vector, 0);
@@ -320,7 +301,7 @@ __device__ __forceinline__ void normalize_backward(const NormResidualArguments& 
       }
     };
     each_slot<depth>(vectors, load_again, [&](int slot, int vector) {
-      const unsigned bits = has_branch ? kept_bits(a, seed, row, vector) : 0;
+      const unsigned bits = has_branch ? kept_of_branch(a, seed, row, vector) : 0;
       if (vector < vectors) {
         const long long at = begin + vector * kNormResidualVector;
         if (depth == 0) {

@@ -1063,11 +1063,14 @@ pub(crate) mod ffi {
             stream: &Tensor,
             branch: &[TensorRef<'_>],
             branch_bias: &[TensorRef<'_>],
+            branch_seed: &[TensorRef<'_>],
             weight: &[TensorRef<'_>],
             bias: &[TensorRef<'_>],
             shape: &[i64],
             options: &NormResidualOptions,
         ) -> Result<ResidualNorm>;
+        fn norm_residual_seeds(stream: &Tensor, count: i64) -> Result<UniquePtr<Tensor>>;
+        fn norm_residual_adds_bias(input: &Tensor, bias: &Tensor) -> Result<bool>;
 
         fn prepare_kernels(gpu: i32, kind: i8) -> Result<Vec<KernelState>>;
 
@@ -1122,6 +1125,12 @@ pub(crate) mod ffi {
             probability: f64,
         ) -> Result<UniquePtr<Tensor>>;
         fn tied_embedding(weight: &Tensor, ids: &Tensor, padding: i64) -> Result<TiedEmbedding>;
+        fn embedding_sum(
+            weights: &[TensorRef<'_>],
+            ids: &[TensorRef<'_>],
+            paddings: &[i64],
+            dropout: f64,
+        ) -> Result<TiedEmbedding>;
         fn refuse_copies(tensor: &Tensor);
         fn suspend_copies(suspend: bool);
         fn forget_copies();

@@ -149,7 +149,7 @@ pub use device::{
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, loaded_kind, tensor_from_bytes};
-pub use embedding::tied_embedding;
+pub use embedding::{EmbeddingRows, embedding_sum, tied_embedding};
 pub use error::{
     CollectiveError, Error, ErrorKind, Fault, Result, TorchError, is_out_of_memory_message,
 };
@@ -169,7 +169,10 @@ pub use memory::{
 };
 pub use memory_format::{channels_last, has_onednn, is_channels_last};
 pub use norm::{BatchNormState, batch_norm, batch_norm_relu, sync_batch_norm};
-pub use norm_residual::{NormResidualOptions, ResidualBranch, ResidualNorm, norm_residual};
+pub use norm_residual::{
+    NormResidualOptions, ResidualBranch, ResidualNorm, norm_residual, norm_residual_adds_bias,
+    norm_residual_seeds,
+};
 pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use quantized::QuantizedWeight;

@@ -14,13 +14,16 @@ pub struct ResidualBranch<'a> {
     pub bias: Option<&'a Tensor>,
     /// Dropout probability. Defaults to 0.
     pub dropout: f64,
+    /// Seed of dropout, int64 `[1]` on the stream's device: one of [`norm_residual_seeds`]. Only the kernels of a GPU
+    /// read it. Defaults to `None`: they draw a seed.
+    pub seed: Option<&'a Tensor>,
 }
 
 impl<'a> ResidualBranch<'a> {
     /// Returns the branch without bias and dropout.
     #[must_use]
     pub fn new(values: &'a Tensor) -> Self {
-        Self { values, bias: None, dropout: 0.0 }
+        Self { values, bias: None, dropout: 0.0, seed: None }
     }
 }
 
@@ -98,6 +101,7 @@ pub fn norm_residual(
         borrow(stream),
         &borrow_optional(branch.map(|it| it.values)),
         &borrow_optional(branch.and_then(|it| it.bias)),
+        &borrow_optional(branch.and_then(|it| it.seed)),
         &borrow_optional(weight),
         &borrow_optional(bias),
         shape,
@@ -108,4 +112,42 @@ pub fn norm_residual(
         normed: own(normed),
     })
     .map_err(|error| Error::libtorch("norm_residual", &error))
+}
+
+/// Draws seeds for the dropout of `count` branches of a stream, int64 `[count]`, in one launch instead of one for each
+/// branch. `None` if no kernels of a GPU would read them.
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] if CUDA fails.
+///
+/// ```
+/// use brigade_torch::norm_residual_seeds;
+/// use tch::{Device, Kind, Tensor};
+/// let stream = Tensor::ones([2, 8], (Kind::Float, Device::Cpu));
+/// assert!(norm_residual_seeds(&stream, 24)?.is_none());
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn norm_residual_seeds(stream: &Tensor, count: i64) -> Result<Option<Tensor>, Error> {
+    let seeds = ffi::norm_residual_seeds(borrow(stream), count)
+        .map_err(|error| Error::libtorch("norm_residual_seeds", &error))?;
+    Ok((!seeds.is_null()).then(|| own(seeds)))
+}
+
+/// Returns `true` if the device of a linear layer's input has kernels that add the layer's bias `[width]` in the pass
+/// of [`norm_residual`] behind it, whose branch is the layer's output. Its gradient then needs no pass over the
+/// output's gradient.
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] if CUDA fails.
+///
+/// ```
+/// use brigade_torch::norm_residual_adds_bias;
+/// use tch::{Device, Kind, Tensor};
+/// let [input, bias] = [[2, 8].as_slice(), &[8]].map(|size| Tensor::ones(size, (Kind::Float, Device::Cpu)));
+/// assert!(!norm_residual_adds_bias(&input, &bias)?);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn norm_residual_adds_bias(input: &Tensor, bias: &Tensor) -> Result<bool, Error> {
+    ffi::norm_residual_adds_bias(borrow(input), borrow(bias))
+        .map_err(|error| Error::libtorch("norm_residual_adds_bias", &error))
 }

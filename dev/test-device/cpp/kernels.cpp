@@ -127,6 +127,9 @@ namespace activation {
 namespace rotary {
 #include "rotary.cu"
 } // namespace rotary
+namespace embedding {
+#include "embedding.cu"
+} // namespace embedding
 #undef BRIGADE_ELEMENT
 } // namespace bfloat16
 
@@ -150,6 +153,9 @@ namespace activation {
 namespace rotary {
 #include "rotary.cu"
 } // namespace rotary
+namespace embedding {
+#include "embedding.cu"
+} // namespace embedding
 #undef BRIGADE_ELEMENT
 } // namespace float16
 
@@ -165,6 +171,9 @@ namespace activation {
 namespace rotary {
 #include "rotary.cu"
 } // namespace rotary
+namespace embedding {
+#include "embedding.cu"
+} // namespace embedding
 #undef BRIGADE_ELEMENT
 } // namespace float32
 
@@ -226,6 +235,11 @@ using Kernels = std::map<std::string, Kernel>;
   {BRIGADE_NAMED(type::rotary, RotaryArguments, rotary),              \
    BRIGADE_NAMED(type::rotary, RotaryArguments, rotary_unaligned)}
 
+#define BRIGADE_EMBEDDED(type, name) BRIGADE_NAMED(type::embedding, EmbeddingArguments, name)
+#define BRIGADE_EMBEDDING(type)                                                                       \
+  {BRIGADE_EMBEDDED(type, embedding),           BRIGADE_EMBEDDED(type, embedding_backward),           \
+   BRIGADE_EMBEDDED(type, embedding_unaligned), BRIGADE_EMBEDDED(type, embedding_unaligned_backward)}
+
 // What dropout keeps of a row, by the function that kernels share: one thread for eight values.
 struct DropoutArguments {
   bool* kept;
@@ -257,6 +271,9 @@ const AllKernels& all_kernels() {
       {{"rotary", at::kBFloat16}, BRIGADE_ROTARY(bfloat16)},
       {{"rotary", at::kHalf}, BRIGADE_ROTARY(float16)},
       {{"rotary", at::kFloat}, BRIGADE_ROTARY(float32)},
+      {{"embedding", at::kBFloat16}, BRIGADE_EMBEDDING(bfloat16)},
+      {{"embedding", at::kHalf}, BRIGADE_EMBEDDING(float16)},
+      {{"embedding", at::kFloat}, BRIGADE_EMBEDDING(float32)},
       {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
       {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
       {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
@@ -349,6 +366,9 @@ class Emulated : public kernels::Program {
     if (name.starts_with("activation")) {
       return bytes_of_activation(name, args);
     }
+    if (name.starts_with("embedding")) {
+      return bytes_of_embedding(name, args);
+    }
     if (!name.starts_with("norm_residual")) {
       return 0;
     }
@@ -367,6 +387,21 @@ class Emulated : public kernels::Program {
         : sizeof(float) + size(a.branch, element_size_ + sizeof(float)) + size(a.normed, element_size_) +
             size(a.normed_float, sizeof(float));
     return static_cast<uint64_t>(a.rows) * width * of_value + (is_backward ? part_bytes : 0);
+  }
+
+  // Each place reads a row of each table, and the ids.
+  static uint64_t bytes_of_embedding(const std::string& name, const void* args) {
+    float32::embedding::EmbeddingArguments a;
+    std::memcpy(&a, args, sizeof(a));
+    const auto places = static_cast<uint64_t>(a.places), row = static_cast<uint64_t>(a.width) * sizeof(float);
+    uint64_t ids = 0;
+    for (int table = 0; table < a.count; ++table) {
+      ids += a.tables[table].ids == nullptr ? 0 : static_cast<uint64_t>(a.tables[table].period) * sizeof(int64_t);
+    }
+    const uint64_t rows = name.ends_with("_backward")
+        ? places * (a.drows == nullptr ? 1 : 2) + static_cast<uint64_t>(a.tables[0].vocabulary)
+        : places * (static_cast<uint64_t>(a.count) + 1);
+    return rows * row + ids;
   }
 
   uint64_t bytes_of_activation(const std::string& name, const void* args) const {

@@ -1,6 +1,6 @@
 //! Scaled dot-product attention and its masks.
 
-use brigade_nn::{ContextPart, ContextRegion, Divided, ParamPath, TensorRegion};
+use brigade_nn::{Branch, ContextPart, ContextRegion, Divided, ParamPath, TensorRegion};
 use brigade_torch::{AttentionOptions, Result};
 use tch::{Device, Kind, Tensor};
 
@@ -210,15 +210,32 @@ pub(super) struct Shared {
     pub(super) rotation: Option<Rotation>,
     /// Positions of this rank's tokens.
     pub(super) part: ContextPart,
+    /// `true` if a block may leave the bias of its last layer to the next one: its parameters stay where they are.
+    pub(super) leaves_biases: bool,
+    /// Seeds of the dropout of the block's branches, if they were drawn at once.
+    pub(super) seeds: Option<Tensor>,
 }
 
 impl Shared {
+    pub(super) fn new(mask: AttentionMask, rotation: Option<Rotation>, part: ContextPart) -> Self {
+        Self { mask, rotation, part, leaves_biases: false, seeds: None }
+    }
+
     pub(super) fn shallow_clone(&self) -> Self {
         Self {
             mask: self.mask.shallow_clone(),
             rotation: self.rotation.as_ref().map(Rotation::shallow_clone),
             part: self.part.clone(),
+            leaves_biases: self.leaves_biases,
+            seeds: self.seeds.as_ref().map(Tensor::shallow_clone),
         }
+    }
+
+    /// Returns a branch of a block with its seed of dropout. `index` is the branch's number in the block.
+    pub(super) fn seeded(&self, branch: Branch, index: i64) -> Result<Branch> {
+        let seed = self.seeds.as_ref().filter(|_| branch.dropout > 0.0);
+        let seed = seed.map(|seeds| seeds.f_narrow(0, index, 1)).transpose()?;
+        Ok(Branch { seed, ..branch })
     }
 
     /// Moves the tensors to the device of the blocks that use them.

@@ -280,25 +280,21 @@ impl Bert {
     fn own_states(&self, tokens: Tokens<'_>, seen: Option<&mut Vec<Tensor>>) -> Result<BodyStates> {
         tokens.checked_size(0, self.options.max_position_embeddings)?;
         let own = self.context.bidirectional(&tokens)?;
-        let shared = Shared { mask: own.mask, rotation: None, part: own.part };
+        let shared = Shared::new(own.mask, None, own.part);
         let mut word_weight = None;
         let hidden = self.context.run(&shared.part, &own.ids, || {
             let embedded = || {
-                let positions = self.position_embeddings.forward(&own.positions)?;
-                let (words, weight) = self.word_embeddings.forward_tied(&own.ids)?;
-                word_weight = Some(weight);
-                let hidden = match &own.token_type_ids {
-                    Some(types) => words
-                        .f_add(&self.token_type_embeddings.forward(types)?)?
-                        .f_add(&positions)?,
+                let positions = (&self.position_embeddings, &own.positions);
+                let (words, types) = (&self.word_embeddings, &self.token_type_embeddings);
+                let (hidden, weight) = match &own.token_type_ids {
+                    Some(ids) => words.forward_sum(&own.ids, &[(types, ids), positions], None)?,
                     // All tokens belong to the first text: one row, looked up once.
                     None => {
                         let first = Tensor::f_zeros([1, 1], (tch::Kind::Int64, own.ids.device()))?;
-                        words.f_add(
-                            &positions.f_add(&self.token_type_embeddings.forward(&first)?)?,
-                        )?
+                        words.forward_sum(&own.ids, &[positions, (types, &first)], None)?
                     }
                 };
+                word_weight = Some(weight);
                 self.dropout.forward(&self.norm.forward(&hidden)?)
             };
             self.encoder.forward(embedded, &shared, None, seen)

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use brigade_nn::{Branch, ParamPath, Stages, TensorRegion, Training, Unit};
-use brigade_torch::{Result, grad_enabled, try_recomputed};
+use brigade_torch::{Result, grad_enabled, norm_residual_seeds, try_recomputed};
 use parking_lot::Mutex;
 use tch::Tensor;
 
@@ -12,6 +12,9 @@ use super::KeyValueCache;
 use super::attention::Shared;
 use super::cache::LayerCache;
 use crate::residual::Residual;
+
+/// Number of branches with dropout that a block adds to its stream.
+const BRANCHES: i64 = 2;
 
 /// Layer of a transformer.
 pub(super) trait Block: Send + 'static {
@@ -175,13 +178,22 @@ impl<B: Block> Blocks<B> {
         let in_parts = self.in_parts(cache.as_deref());
         let mut hidden = Residual::new(hidden);
         let mut shared = shared.shallow_clone();
-        for index in blocks {
+        let seeds = if self.draws && self.training.is_on() {
+            let branches = BRANCHES * blocks.len() as i64;
+            norm_residual_seeds(&hidden.stream, branches)?
+        } else {
+            None
+        };
+        for (place, index) in blocks.enumerate() {
             let (block, unit) = (&self.blocks[index], &self.units[index]);
             let device = unit.device().filter(|&device| device != hidden.stream.device());
             if let Some(device) = device {
                 hidden = Residual::new(hidden.join()?.f_to_device(device)?);
             }
             shared.move_to(hidden.stream.device())?;
+            shared.leaves_biases = unit.keeps_parameters() && !self.recompute;
+            let own = |all: &Tensor| all.f_narrow(0, BRANCHES * place as i64, BRANCHES);
+            shared.seeds = seeds.as_ref().map(own).transpose()?;
             let shared = &shared;
             if let Some(seen) = &mut seen {
                 if hidden.branch.is_some() {
@@ -199,7 +211,7 @@ impl<B: Block> Blocks<B> {
                 hidden = Residual::new(hidden.join()?);
             }
             // What the unit's outputs are not made of.
-            let mut dropout = 0.0;
+            let (mut dropout, mut bias, mut seed) = (0.0, None, None);
             let (stream, branch, normed, router) = unit.run(|| {
                 let (next, router) = if recompute {
                     let (block, shared) = (Arc::clone(block), shared.shallow_clone());
@@ -218,10 +230,13 @@ impl<B: Block> Blocks<B> {
                     if in_parts { self.region.in_sequence_region(compute) } else { compute() }
                 }?;
                 let Residual { stream, branch, normed } = next;
-                dropout = branch.as_ref().map_or(0.0, |it| it.dropout);
-                Ok((stream, branch.map(|it| it.values), normed, router))
+                let branch = branch.map(|branch| {
+                    (dropout, bias, seed) = (branch.dropout, branch.bias, branch.seed);
+                    branch.values
+                });
+                Ok((stream, branch, normed, router))
             })?;
-            let branch = branch.map(|values| Branch { values, dropout });
+            let branch = branch.map(|values| Branch { values, bias, dropout, seed });
             hidden = Residual { stream, branch, normed };
             routers.extend(router);
         }

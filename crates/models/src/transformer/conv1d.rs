@@ -3,10 +3,14 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    Divided, Init, ModelError, Module, ParamPath, PreActivation, QuantizedSlot, TensorRegion,
+    Branch, Divided, Dropout, Init, ModelError, Module, ParamPath, PreActivation, QuantizedSlot,
+    TensorRegion,
 };
 use brigade_sharding::TensorStyle;
-use brigade_torch::{Activation, Biased, Result, activation_adds_bias, activation_linear, linear};
+use brigade_torch::{
+    Activation, Biased, Result, activation_adds_bias, activation_linear, linear,
+    norm_residual_adds_bias,
+};
 use tch::Tensor;
 
 /// Affine map `y = x W + b` with `weight` `[in, out]`: transformers' `Conv1D`, a linear layer with a transposed weight.
@@ -74,6 +78,41 @@ impl Conv1D {
             None => self.region.enter_parameter(&self.bias)?,
         };
         Ok(PreActivation { values, bias: Some(bias) })
+    }
+
+    /// Computes the output as a residual branch, as [`brigade_nn::Linear::forward_branch`].
+    pub(super) fn forward_branch(&self, input: &Tensor, dropout: &Dropout) -> Result<Branch> {
+        let Some(bias) = self.bias_of_branch(input)? else {
+            return dropout.branch(self.forward(input)?);
+        };
+        let values = self.compute(input, |input, weight, _| linear(input, weight, None))?;
+        dropout.biased_branch(values, Some(bias))
+    }
+
+    /// Computes the output for the activation of the input as a residual branch, as
+    /// [`brigade_nn::Linear::forward_activated_branch`].
+    pub(super) fn forward_activated_branch(
+        &self,
+        input: &PreActivation,
+        activation: Activation,
+        dropout: &Dropout,
+    ) -> Result<Branch> {
+        let Some(own_bias) = self.bias_of_branch(&input.values)? else {
+            return dropout.branch(self.forward_activated(input, activation)?);
+        };
+        let values = self.compute(&input.values, |values, weight, _| {
+            let input = Biased { values, bias: input.bias.as_ref() };
+            activation_linear(input, activation, weight, None)
+        })?;
+        dropout.biased_branch(values, Some(own_bias))
+    }
+
+    /// Returns the bias if the normalisation behind the layer is to add it.
+    fn bias_of_branch(&self, input: &Tensor) -> Result<Option<Tensor>> {
+        let leaves = self.divided.is_none()
+            && !self.quantized.is_set()
+            && norm_residual_adds_bias(input, &self.bias)?;
+        leaves.then(|| self.region.enter_parameter(&self.bias)).transpose()
     }
 
     fn compute(

@@ -199,18 +199,15 @@ impl Gpt2 {
         let past = cache.as_deref().map_or(0, KeyValueCache::past);
         tokens.checked_size(past, self.options.n_positions)?;
         let own = self.context.causal(&tokens, past, cache.as_deref())?;
-        let shared = Shared { mask: own.mask, rotation: None, part: own.part };
+        let shared = Shared::new(own.mask, None, own.part);
         let mut tied_weight = None;
         let hidden = self.context.run(&shared.part, &own.ids, || {
             let embedded = || {
-                let positions = self.wpe.forward(&own.positions)?;
-                let (words, weight) = self.wte.forward_tied(&own.ids)?;
+                let mut others = vec![(&self.wpe, &own.positions)];
+                others.extend(own.token_type_ids.as_ref().map(|types| (&self.wte, types)));
+                let (hidden, weight) = self.wte.forward_sum(&own.ids, &others, Some(&self.drop))?;
                 tied_weight = self.options.tie_word_embeddings.then_some(weight);
-                let mut hidden = words.f_add(&positions)?;
-                if let Some(types) = &own.token_type_ids {
-                    hidden = hidden.f_add(&self.wte.forward(types)?)?;
-                }
-                self.drop.forward(&hidden)
+                Ok(hidden)
             };
             let (hidden, _) = self.h.forward_routed(embedded, &shared, cache, seen)?;
             Ok(hidden.layer_norm(&self.ln_f)?.normed)
@@ -421,7 +418,7 @@ impl Gpt2Block {
             Some(self.scale),
             &self.heads.region,
         )?;
-        self.resid_dropout.branch(self.c_proj.forward(&attended)?)
+        shared.seeded(self.c_proj.forward_branch(&attended, &self.resid_dropout)?, 0)
     }
 }
 
@@ -437,8 +434,13 @@ impl Block for Gpt2Block {
         let ResidualNorm { stream, normed } =
             self.ln_2.forward_residual(&stream, Some(&attended))?;
         let inner = self.c_fc.forward_pre_activation(&normed)?;
-        let added = self.mlp_c_proj.forward_activated(&inner, self.activation)?;
-        Ok(Residual::with_branch(stream, self.mlp_dropout.branch(added)?))
+        let (layer, dropout) = (&self.mlp_c_proj, &self.mlp_dropout);
+        let branch = if shared.leaves_biases {
+            layer.forward_activated_branch(&inner, self.activation, dropout)?
+        } else {
+            dropout.branch(layer.forward_activated(&inner, self.activation)?)?
+        };
+        Ok(Residual::with_branch(stream, shared.seeded(branch, 1)?))
     }
 }
 

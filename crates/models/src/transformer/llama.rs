@@ -127,7 +127,7 @@ impl Llama {
             };
             let kind = self.embed_tokens.weight().kind();
             let rotation = Some(self.rotary.at(&own.positions, kind)?);
-            let shared = Shared { mask: own.mask, rotation, part: part.clone() };
+            let shared = Shared::new(own.mask, rotation, part.clone());
             let (hidden, _) = self.layers.forward_routed(embedded, &shared, cache, seen)?;
             Ok(hidden.rms_norm(&self.norm)?.normed)
         })?;

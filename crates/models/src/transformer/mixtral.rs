@@ -188,7 +188,7 @@ impl Mixtral {
             };
             let kind = self.embed_tokens.weight().kind();
             let rotation = Some(self.rotary.at(&own.positions, kind)?);
-            let shared = Shared { mask, rotation, part: part.clone() };
+            let shared = Shared::new(mask, rotation, part.clone());
             let Some(counted) = &counted else {
                 let (hidden, routers) =
                     self.layers.forward_routed(embedded, &shared, cache, seen)?;

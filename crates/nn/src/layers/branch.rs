@@ -1,28 +1,33 @@
 //! Branches of residual connections.
 
 use brigade_torch::{ResidualBranch, ResidualNorm, Result, dropout};
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::Module;
-use crate::layer_context::LayerContext;
+use crate::layer_context::{LayerContext, on};
 
 /// A branch of a residual connection, such as the output of an attention layer, that is still to be added to the stream:
 /// by the next normalisation in the same pass ([`crate::LayerNorm::forward_residual`],
-/// [`crate::RmsNorm::forward_residual`]), or by [`Branch::add_to`]. Created by [`crate::Dropout::branch`], or by
-/// [`Branch::new`] without dropout.
+/// [`crate::RmsNorm::forward_residual`]), or by [`Branch::add_to`]. Created by [`crate::Dropout::branch`] and
+/// [`crate::Linear::forward_branch`], or by [`Branch::new`] without dropout.
 #[derive(Debug)]
 pub struct Branch {
     /// Values, of the stream's shape.
     pub values: Tensor,
+    /// Bias `[width]` that is still to be added to the values, in front of dropout.
+    pub bias: Option<Tensor>,
     /// Probability of the dropout that is still to be applied to the values, as [`brigade_torch::dropout`] does.
     pub dropout: f64,
+    /// Seed of the dropout, if the model draws the seeds of all layers at once
+    /// ([`brigade_torch::norm_residual_seeds`]).
+    pub seed: Option<Tensor>,
 }
 
 impl Branch {
     /// Creates a branch without dropout.
     #[must_use]
     pub fn new(values: Tensor) -> Self {
-        Self { values, dropout: 0.0 }
+        Self { values, bias: None, dropout: 0.0, seed: None }
     }
 
     /// Returns the stream with the branch added to it.
@@ -30,19 +35,15 @@ impl Branch {
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] if shapes do not match.
     pub fn add_to(&self, stream: &Tensor) -> Result<Tensor> {
-        let values = self.on(stream.device())?;
+        let mut values = on(&self.values, stream.device())?;
+        if let Some(bias) = &self.bias {
+            let bias = on(bias, stream.device())?.f_to_kind(values.f_kind()?)?;
+            values = values.f_add(&bias)?;
+        }
         if self.dropout == 0.0 {
             return Ok(values.f_add(stream)?);
         }
         Ok(dropout(&values, self.dropout, None)?.f_add(stream)?)
-    }
-
-    /// Returns the values on a device: a device map may put neighbouring layers on different ones.
-    fn on(&self, device: Device) -> Result<Tensor> {
-        if self.values.device() == device {
-            return Ok(self.values.shallow_clone());
-        }
-        Ok(self.values.f_to_device(device)?)
     }
 }
 
@@ -62,9 +63,14 @@ pub(super) fn add_and_normalize(
         return Ok(ResidualNorm { stream, normed });
     }
     context.weights.run(stream, |stream| {
-        let values = branch.map(|it| it.on(stream.device())).transpose()?;
+        let values = branch.map(|it| on(&it.values, stream.device())).transpose()?;
+        let bias = branch.and_then(|it| it.bias.as_ref());
+        let bias = bias.map(|it| on(it, stream.device())).transpose()?;
         let branch = branch.zip(values.as_ref()).map(|(branch, values)| ResidualBranch {
+            bias: bias.as_ref(),
             dropout: branch.dropout,
+            // Of another device, it is not worth a copy.
+            seed: branch.seed.as_ref().filter(|seed| seed.device() == stream.device()),
             ..ResidualBranch::new(values)
         });
         context.check_border(fused(stream, branch), stream)

@@ -86,14 +86,51 @@ impl Dropout {
     /// # Errors
     /// Returns an error of libtorch with the layer's name.
     pub fn branch(&self, values: Tensor) -> Result<Branch> {
-        if !self.training.is_on() {
+        self.biased_branch(values, None)
+    }
+
+    /// Does the same as [`Dropout::branch`] for values to which a bias `[width]` is still to be added.
+    ///
+    /// # Errors
+    /// Returns an error of libtorch with the layer's name.
+    ///
+    /// ```
+    /// use brigade_nn::{Dropout, Model, Module, ParamPath};
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let model = Model::new(|path| Dropout::maskless(path, 0.5))?;
+    /// let [stream, values, bias] =
+    ///     [[2i64, 8].as_slice(), &[2, 8], &[8]].map(|size| Tensor::ones(size, (Kind::Float, model.device())));
+    /// let sum = model.module().biased_branch(values, Some(bias))?.add_to(&stream)?;
+    /// // Dropped, or 1 + (1 + 1) / 0.5.
+    /// assert!(sum.eq(1.0).logical_or(&sum.eq(5.0)).all().int64_value(&[]) == 1);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn biased_branch(&self, mut values: Tensor, mut bias: Option<Tensor>) -> Result<Branch> {
+        let fused = self.fused_probability();
+        if fused.is_none()
+            && let Some(bias) = bias.take()
+        {
+            values = values.f_add(&bias.f_to_kind(values.f_kind()?)?)?;
+        }
+        match fused {
+            Some(dropout) => Ok(Branch { values, bias, dropout, seed: None }),
             // In evaluation hooks still see the values.
-            return Ok(Branch::new(self.context.output(values)));
+            None if !self.training.is_on() => Ok(Branch::new(self.context.output(values))),
+            None => Ok(Branch::new(self.forward(&values)?)),
         }
-        if self.maskless && self.context.hooks.is_empty() {
-            return Ok(Branch { values, dropout: self.probability });
+    }
+
+    /// Returns the probability if [`brigade_torch::dropout`] may be left to an operation that computes its input: 0 in
+    /// evaluation. `None` if the layer draws PyTorch's numbers, or if hooks see its output.
+    pub(crate) fn fused_probability(&self) -> Option<f64> {
+        if !self.context.hooks.is_empty() {
+            None
+        } else if !self.training.is_on() {
+            Some(0.0)
+        } else {
+            self.maskless.then_some(self.probability)
         }
-        Ok(Branch::new(self.forward(&values)?))
     }
 }
 

@@ -3,9 +3,12 @@
 use std::borrow::Borrow;
 
 use brigade_sharding::TensorStyle;
-use brigade_torch::{Error, Result, tied_embedding, vocabulary_parallel_embedding};
+use brigade_torch::{
+    EmbeddingRows, Error, Result, embedding_sum, tied_embedding, vocabulary_parallel_embedding,
+};
 use tch::{Device, Kind, TchError, Tensor};
 
+use super::dropout::Dropout;
 use crate::error::ModelError;
 use crate::layer_context::LayerContext;
 use crate::{Divided, Init, Module, ParamPath};
@@ -109,8 +112,7 @@ impl Embedding {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn forward_tied(&self, input: &Tensor) -> Result<(Tensor, Tensor)> {
-        let group = self.divided.as_ref().and_then(|divided| divided.region.group());
-        if group.is_some() || self.context.weights.is_placed() {
+        if !self.is_whole() {
             return Ok((self.forward(input)?, self.weight.shallow_clone()));
         }
         let result = tied_embedding(&self.weight, input, self.padding);
@@ -121,6 +123,95 @@ impl Embedding {
         }
         let (output, weight) = self.context.check_border(result, input)?;
         Ok((self.context.output(output), weight))
+    }
+
+    /// Computes the forward, adds that of other layers, such as the embedding of positions, and applies a dropout
+    /// layer to the sum. Also returns the weight for a tied head, as [`Embedding::forward_tied`] does. The ids of
+    /// `others` are broadcast to `input`.
+    ///
+    /// On a GPU it is one kernel ([`brigade_torch::embedding_sum`]) if no weight is divided over ranks or placed by a
+    /// device map, the layers have no hooks, and the dropout layer is [maskless](Dropout::maskless).
+    ///
+    /// # Errors
+    /// Returns the errors of the layers.
+    ///
+    /// ```
+    /// use brigade_nn::{Dropout, Embedding, Model, Module, ParamPath};
+    /// use brigade_torch::Result;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// struct Tokens { words: Embedding, positions: Embedding, dropout: Dropout }
+    /// impl Tokens {
+    ///     fn new(path: &ParamPath<'_>) -> Self {
+    ///         Self {
+    ///             words: Embedding::new(path / "words", 100, 16),
+    ///             positions: Embedding::new(path / "positions", 8, 16),
+    ///             dropout: Dropout::maskless(path / "dropout", 0.1),
+    ///         }
+    ///     }
+    /// }
+    /// impl Module<&Tensor> for Tokens {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+    ///         let places = Tensor::f_arange(ids.size()[1], (Kind::Int64, ids.device()))?;
+    ///         let others = [(&self.positions, &places)];
+    ///         Ok(self.words.forward_sum(ids, &others, Some(&self.dropout))?.0)
+    ///     }
+    /// }
+    /// let model = Model::new(|path| Tokens::new(path))?;
+    /// let ids = Tensor::from_slice(&[3i64, 99]).view([1, 2]);
+    /// assert_eq!(model.forward(&ids)?.size(), [1, 2, 16]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_sum(
+        &self,
+        input: &Tensor,
+        others: &[(&Self, &Tensor)],
+        dropout: Option<&Dropout>,
+    ) -> Result<(Tensor, Tensor)> {
+        let is_plain = |it: &Self| it.is_whole() && it.context.hooks.is_empty();
+        let probability = dropout.map_or(Some(0.0), Dropout::fused_probability);
+        if let Some(probability) = probability
+            && is_plain(self)
+            && others.iter().all(|(other, _)| is_plain(other))
+        {
+            let tables: Vec<_> = others.iter().map(|(other, ids)| other.rows_of(ids)).collect();
+            let result = embedding_sum(self.rows_of(input), &tables, probability);
+            if result.is_err() {
+                for (layer, ids) in [(self, input)].iter().chain(others) {
+                    if let Ok(Some(error)) = layer.outside(ids) {
+                        return Err(error);
+                    }
+                }
+            }
+            return self.context.check_border(result, input);
+        }
+        let (mut sum, weight) = self.forward_tied(input)?;
+        let mut rows =
+            others.iter().map(|(other, ids)| other.forward(ids)).collect::<Result<Vec<_>>>()?;
+        // As in `embedding_sum`, so that the bits are the same.
+        while let [.., before, last] = rows.as_slice()
+            && others[rows.len() - 1].1.numel() == 1
+        {
+            let both = before.f_add(last)?;
+            rows.truncate(rows.len() - 2);
+            rows.push(both);
+        }
+        for other in rows {
+            sum = sum.f_add(&other)?;
+        }
+        let sum = dropout.map_or_else(|| Ok(sum.shallow_clone()), |it| it.forward(&sum))?;
+        Ok((sum, weight))
+    }
+
+    fn rows_of<'a>(&'a self, ids: &'a Tensor) -> EmbeddingRows<'a> {
+        EmbeddingRows { padding: self.padding, ..EmbeddingRows::new(&self.weight, ids) }
+    }
+
+    /// Returns `true` if the whole weight is where it is used: not divided over ranks, nor placed by a device map.
+    fn is_whole(&self) -> bool {
+        let group = self.divided.as_ref().and_then(|divided| divided.region.group());
+        group.is_none() && !self.context.weights.is_placed()
     }
 
     /// Returns the division of the weight over the ranks of a tensor group. `None` if every rank has the whole weight.

@@ -5,11 +5,13 @@ use std::borrow::Borrow;
 use brigade_sharding::TensorStyle;
 use brigade_torch::{
     Activation, Biased, GatedPair, Result, activation_adds_bias, activation_linear,
-    gated_activation, gated_linear, linear,
+    gated_activation, gated_linear, linear, norm_residual_adds_bias,
 };
 use tch::{Device, Tensor};
 
-use crate::layer_context::LayerContext;
+use super::branch::Branch;
+use super::dropout::Dropout;
+use crate::layer_context::{LayerContext, on};
 use crate::{Divided, Init, Module, ParamPath, QuantizedSlot, TensorRegion};
 
 /// Linear layer: `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
@@ -110,13 +112,6 @@ impl PreActivation {
     fn bias_on(&self, device: Device) -> Result<Option<Tensor>> {
         self.bias.as_ref().map(|bias| on(bias, device)).transpose()
     }
-}
-
-fn on(tensor: &Tensor, device: Device) -> Result<Tensor> {
-    if tensor.device() == device {
-        return Ok(tensor.shallow_clone());
-    }
-    Ok(tensor.f_to_device(device)?)
 }
 
 impl Linear {
@@ -314,14 +309,113 @@ impl Linear {
         self.pre_activation(input, false)
     }
 
+    /// Applies the layer to a residual branch, with a dropout layer behind it. The bias is left to the normalisation
+    /// that adds the branch to its stream ([`LayerNorm::forward_residual`](crate::LayerNorm::forward_residual) and the
+    /// like) where that adds it in the same pass: on GPUs with Brigade's kernels under autocast. Elsewhere, if the
+    /// weight is divided over ranks, and if the model's layers have hooks, which see outputs, the bias is added.
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward.
+    ///
+    /// ```
+    /// use brigade_nn::{Dropout, LayerNorm, Linear, Model, Module, ParamPath};
+    /// use brigade_torch::Result;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// struct Block { linear: Linear, dropout: Dropout, norm: LayerNorm }
+    /// impl Block {
+    ///     fn new(path: &ParamPath<'_>) -> Self {
+    ///         let linear = Linear::new(path / "linear", 8, 8);
+    ///         let dropout = Dropout::maskless(path / "dropout", 0.1);
+    ///         Self { linear, dropout, norm: LayerNorm::new(path / "norm", &[8]) }
+    ///     }
+    /// }
+    /// impl Module<&Tensor> for Block {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, stream: &Tensor) -> Result<Tensor> {
+    ///         let branch = self.linear.forward_branch(stream, &self.dropout)?;
+    ///         Ok(self.norm.forward_residual(stream, Some(&branch))?.normed)
+    ///     }
+    /// }
+    /// let model = Model::new(|path| Block::new(path))?;
+    /// let stream = Tensor::randn([2, 8], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&stream)?.size(), [2, 8]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_branch(&self, input: &Tensor, dropout: &Dropout) -> Result<Branch> {
+        let Some(bias) = self.bias_of_branch(input)? else {
+            return dropout.branch(self.forward(input)?);
+        };
+        let values = self.compute(input, true, |input, weight, _| linear(input, weight, None))?;
+        dropout.biased_branch(values, Some(bias))
+    }
+
+    /// Does the same as [`Linear::forward_branch`] for the activation of the input, as [`Linear::forward_activated`].
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward.
+    ///
+    /// ```
+    /// use brigade_nn::{Dropout, Linear, Model, Module, ParamPath, PreActivation};
+    /// use brigade_torch::{Activation, Result};
+    /// use tch::{Kind, Tensor};
+    ///
+    /// struct Layer(Linear, Dropout);
+    /// impl Module<&Tensor> for Layer {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, stream: &Tensor) -> Result<Tensor> {
+    ///         let input = PreActivation::new(stream.shallow_clone());
+    ///         self.0.forward_activated_branch(&input, Activation::Relu, &self.1)?.add_to(stream)
+    ///     }
+    /// }
+    /// let model = Model::new(|path: &ParamPath<'_>| {
+    ///     Layer(Linear::new(path / "linear", 8, 8), Dropout::maskless(path / "dropout", 0.0))
+    /// })?;
+    /// let stream = Tensor::randn([2, 8], (Kind::Float, model.device()));
+    /// let expected = model.module().0.forward(&stream.relu())? + &stream;
+    /// assert!(model.forward(&stream)?.allclose(&expected, 1e-5, 1e-6, false));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_activated_branch(
+        &self,
+        input: &PreActivation,
+        activation: Activation,
+        dropout: &Dropout,
+    ) -> Result<Branch> {
+        let Some(own_bias) = self.bias_of_branch(&input.values)? else {
+            return dropout.branch(self.forward_activated(input, activation)?);
+        };
+        let values = self.compute(&input.values, true, |values, weight, _| {
+            let bias = input.bias_on(values.device())?;
+            activation_linear(Biased { values, bias: bias.as_ref() }, activation, weight, None)
+        })?;
+        dropout.biased_branch(values, Some(own_bias))
+    }
+
+    /// Returns the bias if the normalisation behind the layer is to add it.
+    fn bias_of_branch(&self, input: &Tensor) -> Result<Option<Tensor>> {
+        match &self.bias {
+            Some(bias) if self.leaves_bias() && self.divided.is_none() => {
+                let adds = norm_residual_adds_bias(input, bias)?;
+                adds.then(|| self.region.enter_parameter(bias)).transpose()
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns `true` if what is behind the layer may add its bias: a bias that a device map keeps elsewhere is not
+    /// there any more.
+    fn leaves_bias(&self) -> bool {
+        self.context.hooks.is_empty()
+            && !self.context.weights.is_placed()
+            && !self.quantized.is_set()
+    }
+
     fn pre_activation(&self, input: &Tensor, enters: bool) -> Result<PreActivation> {
         let is_row = matches!(&self.divided, Some(Divided { style: TensorStyle::Row, .. }));
-        // A bias that a device map keeps elsewhere is not there any more behind the layer.
-        let stays = self.context.hooks.is_empty() && !self.context.weights.is_placed();
         if let Some(bias) = &self.bias
-            && stays
+            && self.leaves_bias()
             && !is_row
-            && !self.quantized.is_set()
             && activation_adds_bias(input)?
         {
             let values =

@@ -4,6 +4,7 @@
 
 mod cpu;
 mod device;
+mod embedding_sum;
 mod layer_groups;
 mod layers;
 mod lstm;

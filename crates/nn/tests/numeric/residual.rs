@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use brigade_nn::{Branch, Dropout, LayerNorm, Model, Module, ParamPath, RmsNorm};
-use brigade_torch::{ResidualNorm, Result, rng_state, set_rng_state};
+use brigade_nn::{
+    Branch, Dropout, LayerNorm, Linear, Model, Module, ParamPath, PreActivation, RmsNorm,
+};
+use brigade_torch::{Activation, ResidualNorm, Result, rng_state, set_rng_state};
 use tch::{Device, Kind, Tensor};
 
 struct Block {
@@ -99,6 +101,58 @@ fn hooks_see_and_change_the_outputs_of_all_layers() {
     assert!(found[0].equal(&stream) && found[1].equal(&normed));
     // Behind the layers the next stream is what the hook has made.
     assert!(found[2].equal(&normed) && found[3].equal(&normed));
+}
+
+#[test]
+fn a_bias_is_added_in_front_of_dropout() {
+    for (maskless, hooked) in [(true, false), (false, false), (true, true)] {
+        let mut model = Model::new(|path| Block::new(path, maskless)).unwrap();
+        let _hook = hooked.then(|| model.forward_hook("dropout", |_, _| None).unwrap());
+        for trains in [true, false] {
+            if trains {
+                model.train();
+            } else {
+                model.eval();
+            }
+            let [stream, values] = inputs();
+            let bias = Tensor::randn([8], (Kind::Float, Device::Cpu));
+            let Block { dropout, layer, .. } = model.module();
+            let start = rng_state(Device::Cpu).unwrap();
+            let branch = dropout.branch(&values + &bias).unwrap();
+            let sum = branch.add_to(&stream).unwrap();
+            set_rng_state(Device::Cpu, &start).unwrap();
+            let branch = dropout.biased_branch(values.shallow_clone(), Some(bias)).unwrap();
+            assert_eq!(branch.bias.is_some(), !hooked && (maskless || !trains));
+            let found = branch.add_to(&stream).unwrap();
+            let about = format!("maskless {maskless}, hooked {hooked}, training {trains}");
+            assert!(found.equal(&sum), "{about}");
+            set_rng_state(Device::Cpu, &start).unwrap();
+            let found = layer.forward_residual(&stream, Some(&branch)).unwrap();
+            if maskless && !hooked {
+                assert!(found.stream.equal(&sum), "{about}");
+            }
+            assert!(found.normed.equal(&layer.forward(&found.stream).unwrap()), "{about}");
+        }
+    }
+}
+
+#[test]
+fn a_branch_of_a_layer_is_its_forward() {
+    struct Layer(Linear, Dropout);
+    let model = Model::new(|path: &ParamPath<'_>| {
+        Layer(Linear::new(path / "linear", 8, 8), Dropout::maskless(path / "dropout", 0.3))
+    });
+    let model = model.unwrap();
+    let Layer(linear, dropout) = model.module();
+    let [stream, values] = inputs();
+    let expected = linear.forward(&values).unwrap();
+    let branch = linear.forward_branch(&values, dropout).unwrap();
+    assert!(branch.values.equal(&expected) && branch.bias.is_none());
+    assert_eq!(branch.dropout, 0.3);
+    let input = PreActivation::new(stream.shallow_clone());
+    let branch = linear.forward_activated_branch(&input, Activation::Relu, dropout).unwrap();
+    let expected = linear.forward_activated(&input, Activation::Relu).unwrap();
+    assert!(branch.values.equal(&expected));
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub static FILES: &[File] = &[
         text: include_str!("../cross_entropy.cu"),
         elements: &Element::ALL,
     },
+    File { name: "embedding", text: include_str!("../embedding.cu"), elements: &Element::ALL },
     File {
         name: "norm_residual",
         text: include_str!("../norm_residual.cu"),

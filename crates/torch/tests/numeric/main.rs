@@ -10,6 +10,7 @@ mod cross_entropy;
 mod cross_entropy_kernels;
 mod distance;
 mod dropped;
+mod embedding_sum;
 mod fused;
 mod head_on_gpu;
 mod linear;

@@ -5,7 +5,7 @@ use brigade_test_device::kernels::kept_by_dropout;
 use brigade_test_device::{fake, gpu, kernels};
 use brigade_torch::{
     Autocast, BackwardOptions, GradOptions, NormResidualOptions, ResidualBranch, dropout, grad,
-    norm_residual, rng_state, set_rng_state,
+    norm_residual, norm_residual_adds_bias, norm_residual_seeds, rng_state, set_rng_state,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -94,6 +94,7 @@ fn run(leaves: &Leaves, case: Case) -> [Tensor; 2] {
         values: branch,
         bias: case.branch_bias.then_some(branch_bias),
         dropout: case.dropout,
+        seed: None,
     });
     let shape = [stream.size()[1]];
     let options = NormResidualOptions {
@@ -152,7 +153,7 @@ fn with_gradients(
 }
 
 /// Runs the function with the kernels of the GPU.
-fn by_kernels<R>(function: impl FnOnce() -> R) -> R {
+pub(crate) fn by_kernels<R>(function: impl FnOnce() -> R) -> R {
     if fake::is_installed() { kernels::emulated(function) } else { function() }
 }
 
@@ -176,7 +177,7 @@ fn by_kernels_in(
 }
 
 /// Returns the factors that dropout on the CPU has for a seed.
-fn factors_of(seed: u64, rows: i64, width: i64, probability: f64) -> Tensor {
+pub(crate) fn factors_of(seed: u64, rows: i64, width: i64, probability: f64) -> Tensor {
     let below = (probability * 65536.0).round() as u32;
     let keep = if below == 65536 { 0.0 } else { 65536.0 / f64::from(65536 - below) };
     let tiles = (rows * width).div_euclid(128) + 1;
@@ -191,7 +192,7 @@ fn factors_of(seed: u64, rows: i64, width: i64, probability: f64) -> Tensor {
 }
 
 /// Returns the seed that the next dropout on the device draws.
-fn next_seed(device: Device) -> u64 {
+pub(crate) fn next_seed(device: Device) -> u64 {
     let before = rng_state(device).unwrap();
     let seed = Tensor::zeros([1], (Kind::Int64, device)).random_from(i64::MIN, None);
     set_rng_state(device, &before).unwrap();
@@ -200,7 +201,7 @@ fn next_seed(device: Device) -> u64 {
 
 /// Largest error that is allowed beside that of the operations: a unit in the last place of the result's type; of sums in
 /// float32, a rounding for each addition.
-fn unit(kind: Kind, additions: i64) -> f64 {
+pub(crate) fn unit(kind: Kind, additions: i64) -> f64 {
     match kind {
         Kind::Half => 2f64.powi(-10),
         Kind::BFloat16 => 2f64.powi(-7),
@@ -454,6 +455,57 @@ fn gradients_equal_finite_differences() {
         let used = leaves.used(case);
         assert_finite_differences(&format!("{case:?}"), &used, &loss);
     }
+}
+
+#[test]
+fn a_branch_is_dropped_by_its_seed_in_16_bits() {
+    let (device, _alone) = gpu();
+    let (rows, width, kind) = (3, 40, Kind::BFloat16);
+    tch::manual_seed(5);
+    let stream = Tensor::zeros([rows, width], (Kind::Float, device));
+    let ones = Tensor::ones([rows, width], (kind, device));
+    let sizes = [width];
+    let options = NormResidualOptions::new(&sizes);
+    assert!(norm_residual_seeds(&stream, 3).unwrap().is_none(), "without autocast");
+    let _scope = Autocast::enter(device, kind, true).unwrap();
+    by_kernels(|| {
+        assert!(norm_residual_seeds(&stream, 0).unwrap().is_none());
+        let start = rng_state(device).unwrap();
+        let seeds = norm_residual_seeds(&stream, 3).unwrap().unwrap();
+        set_rng_state(device, &start).unwrap();
+        assert!(seeds.equal(&norm_residual_seeds(&stream, 3).unwrap().unwrap()));
+        let state = rng_state(device).unwrap();
+        for index in [2, 0] {
+            let seed = seeds.narrow(0, index, 1);
+            let branch =
+                ResidualBranch { dropout: 0.3, seed: Some(&seed), ..ResidualBranch::new(&ones) };
+            let found = norm_residual(&stream, Some(branch), &options).unwrap().stream;
+            let seed = seeds.int64_value(&[index]) as u64;
+            let factors = factors_of(seed, rows, width, 0.3).to_kind(Kind::Float);
+            assert!(found.to_device(Device::Cpu).equal(&factors), "seed {index}");
+        }
+        assert_eq!(rng_state(device).unwrap(), state, "nothing else was drawn");
+        let seed = Tensor::zeros([1], (Kind::Float, device));
+        let branch =
+            ResidualBranch { dropout: 0.3, seed: Some(&seed), ..ResidualBranch::new(&ones) };
+        let error = norm_residual(&stream, Some(branch), &options).unwrap_err().to_string();
+        assert!(error.contains("seed"), "{error}");
+    });
+}
+
+#[test]
+fn biases_are_added_where_there_are_kernels_for_them_in_16_bits() {
+    let (device, _alone) = gpu();
+    let input = Tensor::zeros([2, 8], (Kind::Float, device));
+    let adds = |width: i64, kind: Kind, autocast: bool| {
+        let bias = Tensor::zeros([width], (kind, device));
+        let _scope = autocast.then(|| Autocast::enter(device, Kind::BFloat16, true).unwrap());
+        by_kernels(|| norm_residual_adds_bias(&input, &bias).unwrap())
+    };
+    assert!(adds(16, Kind::Float, true));
+    assert!(!adds(12, Kind::Float, true));
+    assert!(!adds(16, Kind::Double, true));
+    assert!(!adds(16, Kind::Float, false));
 }
 
 #[test]

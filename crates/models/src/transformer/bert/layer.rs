@@ -1,6 +1,6 @@
 //! Layer of BERT.
 
-use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Training};
+use brigade_nn::{Dropout, LayerNorm, Linear, ParamPath, Training};
 use brigade_torch::{Activation, ResidualNorm, Result};
 use tch::Tensor;
 
@@ -88,13 +88,15 @@ impl Block for BertLayer {
         shared: &Shared,
         _cache: Option<&mut LayerCache>,
     ) -> Result<Residual> {
-        let attended = self.attention_dense.forward(&self.attend(hidden.input(), shared)?)?;
-        let attended = self.attention_dropout.branch(attended)?;
+        let attended = self.attend(hidden.input(), shared)?;
+        let attended = self.attention_dense.forward_branch(&attended, &self.attention_dropout)?;
+        let attended = shared.seeded(attended, 0)?;
         let ResidualNorm { stream, normed } =
             self.attention_norm.forward_post_residual(&hidden.stream, Some(&attended))?;
         let inner = self.intermediate.forward_pre_activation(&normed)?;
-        let output = self.output_dense.forward_activated(&inner, self.activation)?;
-        let added = self.output_dropout.branch(output)?;
+        let (layer, dropout) = (&self.output_dense, &self.output_dropout);
+        let added = layer.forward_activated_branch(&inner, self.activation, dropout)?;
+        let added = shared.seeded(added, 1)?;
         let ResidualNorm { stream, normed } =
             self.output_norm.forward_post_residual(&stream, Some(&added))?;
         Ok(Residual { normed: Some(normed), ..Residual::new(stream) })

@@ -91,10 +91,11 @@ fn gpt2_is_as_exact_with_the_kernels_in_16_bits() {
         attn_pdrop: 0.0,
         ..Default::default()
     };
-    check(|path| Gpt2::new(path, &options), &ids(), &[("norm_residual_1", 5), ("activation", 2)]);
+    let launches = [("embedding", 1), ("norm_residual_1", 5), ("activation", 2)];
+    check(|path| Gpt2::new(path, &options), &ids(), &launches);
     // Each block keeps one tensor, to which its branch has been added.
     let options = Gpt2Options { recompute: true, ..options };
-    check(|path| Gpt2::new(path, &options), &ids(), &[("norm_residual_1", 5), ("activation", 2)]);
+    check(|path| Gpt2::new(path, &options), &ids(), &launches);
 }
 
 #[test]
@@ -162,7 +163,8 @@ fn bert_is_as_exact_with_the_kernels_in_16_bits() {
         attention_probs_dropout_prob: 0.0,
         ..Default::default()
     };
-    check(|path| Bert::new(path, &options), &ids(), &[("norm_residual_1", 4), ("activation", 2)]);
+    let launches = [("embedding", 1), ("norm_residual_1", 4), ("activation", 2)];
+    check(|path| Bert::new(path, &options), &ids(), &launches);
 }
 
 #[test]
@@ -182,4 +184,41 @@ fn a_vision_transformer_is_as_exact_with_the_kernels_in_16_bits() {
         &images,
         &[("norm_residual_1", 5), ("activation", 2)],
     );
+}
+
+/// The seeds of all layers are drawn at once.
+#[test]
+fn dropout_of_all_layers_depends_on_the_seed_in_16_bits() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let options = Gpt2Options {
+        vocab_size: 20,
+        n_embd: 32,
+        n_head: 2,
+        n_layer: 2,
+        resid_pdrop: 0.5,
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
+        ..Default::default()
+    };
+    let model = Model::builder().device(DEVICE).build(|path| Gpt2::new(path, &options)).unwrap();
+    let account = fake::account(|| {
+        kernels::counted(|| {
+            let _scope = Autocast::enter(DEVICE, Kind::BFloat16, true).unwrap();
+            let _ = model.forward(&ids()).unwrap();
+        });
+    });
+    assert_eq!(account.0["aten::random_"].calls, 1, "{account}");
+    let run = |seed: i64| {
+        tch::manual_seed(seed);
+        let _scope = Autocast::enter(DEVICE, Kind::BFloat16, true).unwrap();
+        kernels::emulated(|| model.module().hidden_states(&ids()).unwrap())
+    };
+    let (first, same, other) = (run(1), run(1), run(2));
+    for (first, same) in first.iter().zip(&same) {
+        assert!(first.equal(same), "other numbers for the same seed");
+    }
+    assert!(first[0].equal(&other[0]), "the embeddings have no dropout");
+    assert!(!first[1].equal(&other[1]) && !first[2].equal(&other[2]));
 }
