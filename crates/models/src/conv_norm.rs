@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Module, ParamPath};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, MaxPool2d, Module, ParamPath};
 use brigade_torch::{Activation, Result};
 use tch::Tensor;
 
@@ -34,6 +34,14 @@ impl ConvNorm {
             Some(shortcut) => activation.apply(&maps.f_add(shortcut)?),
             None => activation.apply(&maps),
         }
+    }
+
+    /// Computes convolution, normalisation, activation and [`MaxPool2d::STEM`].
+    pub(crate) fn forward_pooled(&self, input: &Tensor, activation: Activation) -> Result<Tensor> {
+        if activation == Activation::Relu {
+            return self.norm.forward_relu_max_pool(&self.conv.forward(input)?);
+        }
+        MaxPool2d::STEM.forward(&self.forward_activated(input, None, activation)?)
     }
 }
 

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use brigade_nn::{
     BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath, Stages, Unit,
 };
-use brigade_torch::{Activation, Error, Result};
+use brigade_torch::{Activation, Error, Result, residual_inputs};
 use tch::Tensor;
 
 use crate::ImageClassifier;
@@ -265,25 +265,38 @@ impl ResNetBody {
         }
         let mut features = std::array::from_fn(|_| Tensor::new());
         let mut next = features.iter_mut();
-        let _ = self.run(images, |maps| {
-            if let Some(feature) = next.next() {
-                *feature = maps.shallow_clone();
-            }
-        })?;
+        let _ = self.run(
+            images,
+            Some(&mut |maps: &Tensor| {
+                if let Some(feature) = next.next() {
+                    *feature = maps.shallow_clone();
+                }
+            }),
+        )?;
         Ok(features)
     }
 
-    /// Runs the network, and passes the feature maps after the stem and after each stage to `keep`.
-    fn run(&self, images: &Tensor, keep: impl FnMut(&Tensor)) -> Result<Tensor> {
+    /// Runs the network, and passes the feature maps after the stem and after each stage to `keep`. Without it those
+    /// after the stem are not written before they are pooled.
+    fn run(&self, images: &Tensor, keep: Option<&mut dyn FnMut(&Tensor)>) -> Result<Tensor> {
+        let is_kept = keep.is_some();
         let keep = RefCell::new(keep);
-        let keep = |maps: &Tensor| keep.borrow_mut()(maps);
+        let keep = |maps: &Tensor| {
+            if let Some(keep) = &mut *keep.borrow_mut() {
+                keep(maps);
+            }
+        };
         let stem = || {
             let mut maps = images.shallow_clone();
-            for layer in self.deep.iter().chain([&self.stem]) {
+            for layer in &self.deep {
                 maps = layer.forward_activated(&maps, None, Activation::Relu)?;
             }
+            if !is_kept {
+                return self.stem.forward_pooled(&maps, Activation::Relu);
+            }
+            maps = self.stem.forward_activated(&maps, None, Activation::Relu)?;
             keep(&maps);
-            MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)
+            MaxPool2d::STEM.forward(&maps)
         };
         let ends_of_stages = |blocks: &[Block]| {
             let last = blocks.len().saturating_sub(1);
@@ -365,7 +378,7 @@ impl Module<&Tensor> for ResNetBody {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-        self.run(images, |_| {})
+        self.run(images, None)
     }
 }
 
@@ -430,13 +443,13 @@ impl Block {
     }
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let (mut maps, input) = residual_inputs(input)?;
         let shortcut = match &self.downsample {
-            Some(layer) if self.average => layer.forward(&average_halves(input)?)?,
-            Some(layer) => layer.forward(input)?,
-            None => input.shallow_clone(),
+            Some(layer) if self.average => layer.forward(&average_halves(&input)?)?,
+            Some(layer) => layer.forward(&input)?,
+            None => input,
         };
         let last = self.body.len() - 1;
-        let mut maps = input.shallow_clone();
         for (index, layer) in self.body.iter().enumerate() {
             let shortcut = (index == last).then_some(&shortcut);
             maps = layer.forward_activated(&maps, shortcut, Activation::Relu)?;

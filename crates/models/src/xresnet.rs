@@ -4,7 +4,7 @@ mod block;
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Dropout, Flatten, Linear, MaxPool2d, Module, ParamPath, Stages};
+use brigade_nn::{Dropout, Flatten, Linear, Module, ParamPath, Stages};
 use brigade_rank_env::text::counted;
 use brigade_torch::{Activation, Result};
 use tch::Tensor;
@@ -294,10 +294,11 @@ impl Module<&Tensor> for XResNetBody {
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
         let stem = || {
             let mut maps = images.shallow_clone();
-            for layer in &self.stem {
+            let Some((last, first)) = self.stem.split_last() else { return Ok(maps) };
+            for layer in first {
                 maps = layer.forward_activated(&maps, None, self.activation)?;
             }
-            MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)
+            last.forward_pooled(&maps, self.activation)
         };
         let blocks: Vec<&Block> = self.stages.iter().flatten().collect();
         self.row.run(stem, |index, maps| {

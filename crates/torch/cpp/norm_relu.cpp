@@ -1,6 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "kernels/norm_relu.h"
+#include "max_pool.h"
 #include "rows.h"
 
 #include <ATen/ATen.h>
@@ -9,9 +10,11 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -196,9 +199,9 @@ bool lies_as(const at::Tensor& t, const at::Tensor& x) {
 }
 
 // The gradients of a batch normalisation's input, weight and bias, the context's first three inputs, from libtorch's
-// operations, which are recorded.
+// operations, which are recorded. `pool` is for a ReLU and max pooling behind it, of whose output `dy` is the gradient.
 void recorded_gradients(
-    AutogradContext* context, const variable_list& candidates, const at::Tensor& dy, variable_list& out) {
+    AutogradContext* context, const variable_list& candidates, const at::Tensor& dy, bool pool, variable_list& out) {
   variable_list inputs;
   std::vector<size_t> places;
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -210,23 +213,25 @@ void recorded_gradients(
   if (inputs.empty()) {
     return;
   }
-  const auto normal = at::batch_norm(
+  auto output = at::batch_norm(
       candidates[0], candidates[1], candidates[2], {}, {}, /*training=*/true, 0.0,
       context->saved_data["eps"].toDouble(), /*cudnn_enabled=*/true);
+  if (pool) {
+    const auto windows = norm_pool_windows();
+    output = at::max_pool2d(output.relu(), windows.kernel, windows.stride, windows.padding);
+  }
   const auto found = torch::autograd::grad(
-      {normal}, inputs, {dy}, /*retain_graph=*/true, /*create_graph=*/true);
+      {output}, inputs, {dy}, /*retain_graph=*/true, /*create_graph=*/true);
   for (size_t i = 0; i < places.size(); ++i) {
     out[places[i]] = found[i];
   }
 }
 
-using Forward = std::tuple<at::Tensor, at::Tensor>;
-using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
 template <typename T>
-Forward forward_rows(
-    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const std::optional<at::Tensor>& shortcut,
-    const at::Tensor& running_mean_tensor, const at::Tensor& running_var_tensor, double momentum, double eps) {
+NormForward forward_rows(
+    const at::Tensor& x, const std::optional<at::Tensor>& shortcut, const NormParameters& parameters) {
+  const auto& weight = parameters.weight;
+  const double momentum = parameters.momentum, eps = parameters.eps;
   const RowBlocks all(x);
   const auto channels = all.channels;
   const T* from = x.const_data_ptr<T>();
@@ -240,10 +245,10 @@ Forward forward_rows(
   float* inverse_out = mean_out + channels;
   float* slope = mean_out + 2 * channels;
   float* offset = mean_out + 3 * channels;
-  float* running_mean = running_mean_tensor.mutable_data_ptr<float>();
-  float* running_var = running_var_tensor.mutable_data_ptr<float>();
+  float* running_mean = parameters.running_mean.mutable_data_ptr<float>();
+  float* running_var = parameters.running_var.mutable_data_ptr<float>();
   const float* weights = weight.const_data_ptr<float>();
-  const float* biases = bias.const_data_ptr<float>();
+  const float* biases = parameters.bias.const_data_ptr<float>();
   const auto count = static_cast<double>(all.rows);
   std::vector<double> middles(channels), spreads(channels);
   all.in_order([&](double rows, const float* of_block, int64_t c) {
@@ -280,11 +285,11 @@ Forward forward_rows(
         from + at, beside == nullptr ? nullptr : beside + at, slope, offset, rows, channels,
         to + at);
   });
-  return {y, statistics};
+  return {y, statistics, {}};
 }
 
 template <typename T>
-Backward backward_rows(
+NormBackward backward_rows(
     const at::Tensor& gradients, const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
     const at::Tensor& statistics, bool shortcut, bool wants_x) {
   const auto dy = gradients.contiguous(at::MemoryFormat::ChannelsLast);
@@ -353,6 +358,12 @@ Backward backward_rows(
   return {dx_tensor, dweight, dbias, let_through};
 }
 
+// Key, in the context of a normalisation, of the gradient of its output's second use in the pass that runs: see
+// TwoUses. Passes over one graph may alternate, so each has a key of its own.
+std::string second_use_key() {
+  return "second use in pass " + std::to_string(torch::autograd::get_current_graph_task_id());
+}
+
 struct NormRelu : public torch::autograd::Function<NormRelu> {
   static at::Tensor forward(
       AutogradContext* context,
@@ -364,66 +375,177 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
       const at::Tensor& running_var,
       double momentum,
       double eps,
-      bool relu) {
+      NormEnd end) {
     RECORD_FUNCTION("brigade::batch_norm_relu", {});
-    at::Tensor y, statistics;
-    if (auto* kernels = norm_kernels(x)) {
-      std::tie(y, statistics) = norm_relu_forward_gpu(
-          *kernels, x, shortcut, weight, bias, running_mean, running_var, momentum, eps, relu);
-    } else {
+    const NormParameters parameters{weight, bias, running_mean, running_var, momentum, eps};
+    NormForward out;
+    if (x.is_cpu()) {
       const auto rows =
           x.scalar_type() == at::kFloat ? &forward_rows<float> : &forward_rows<at::BFloat16>;
-      std::tie(y, statistics) =
-          rows(x, weight, bias, shortcut, running_mean, running_var, momentum, eps);
+      out = rows(x, shortcut, parameters);
+    } else {
+      out = norm_relu_forward_gpu(program_of(x), x, shortcut, parameters, end);
     }
     running_mean.unsafeGetTensorImpl()->bump_version();
     running_var.unsafeGetTensorImpl()->bump_version();
-    // Without ReLU nothing needs the output.
-    context->save_for_backward({x, relu ? y : at::Tensor(), weight, bias, statistics});
+    // Without ReLU nothing needs the output, and with bytes that say what ReLU lets through neither.
+    const bool needs_output = end == NormEnd::kRelu && !out.kept.defined();
+    context->save_for_backward(
+        {x, needs_output ? out.y : at::Tensor(), weight, bias, out.statistics, out.kept});
     context->saved_data["shortcut"] = shortcut.has_value();
-    context->saved_data["relu"] = relu;
+    context->saved_data["end"] = static_cast<int64_t>(end);
     context->saved_data["eps"] = eps;
-    return y;
+    return out.y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     RECORD_FUNCTION("brigade::batch_norm_relu_backward", {});
     const auto saved = context->get_saved_variables();
-    const auto &x = saved[0], &y = saved[1], &weight = saved[2], &statistics = saved[4];
+    const auto &x = saved[0], &y = saved[1], &weight = saved[2], &statistics = saved[4], &kept = saved[5];
     const bool shortcut = context->saved_data["shortcut"].toBool();
-    const bool relu = context->saved_data["relu"].toBool();
+    const auto end = static_cast<NormEnd>(context->saved_data["end"].toInt());
     const bool wants_x = context->needs_input_grad(0);
     const bool wants_shortcut = shortcut && context->needs_input_grad(3);
     variable_list out(9);
     if (at::GradMode::is_enabled()) {
       // For gradients of gradients: the same from libtorch's operations, which are recorded.
-      const auto through = relu ? at::threshold_backward(gradients[0], y, 0) : gradients[0];
+      auto through = gradients[0];
+      if (end == NormEnd::kRelu) {
+        through = kept.defined() ? at::where(unpacked_signs(kept), through, 0)
+                                 : at::threshold_backward(through, y, 0);
+      }
       if (wants_shortcut) {
         out[3] = through;
       }
-      recorded_gradients(context, {x, weight, saved[3]}, through, out);
+      recorded_gradients(context, {x, weight, saved[3]}, through, end == NormEnd::kReluAndMaxPool, out);
       return out;
     }
-    at::Tensor through;
-    if (auto* kernels = norm_kernels(x)) {
-      std::tie(out[0], out[1], out[2], through) = norm_relu_backward_gpu(
-          *kernels, gradients[0], x, y, statistics, shortcut, relu, wants_x);
-    } else {
+    NormBackward found;
+    if (x.is_cpu()) {
       const auto rows =
           x.scalar_type() == at::kFloat ? &backward_rows<float> : &backward_rows<at::BFloat16>;
-      std::tie(out[0], out[1], out[2], through) =
-          rows(gradients[0], x, y, weight, statistics, shortcut, wants_x);
+      found = rows(gradients[0], x, y, weight, statistics, shortcut, wants_x);
+    } else {
+      const NormGradient given{gradients[0], second_use(*context), x, statistics, kept, shortcut, end};
+      found = norm_relu_backward_gpu(program_of(x), given, wants_x);
     }
+    out[0] = found.x;
+    out[1] = found.weight;
+    out[2] = found.bias;
     if (wants_shortcut) {
-      out[3] = through;
+      out[3] = found.shortcut;
     }
     return out;
   }
+
+ private:
+  static kernels::Program& program_of(const at::Tensor& x) {
+    auto* program = norm_kernels(x);
+    TORCH_CHECK(program != nullptr, "the kernels of norm_relu are not there any more");
+    return *program;
+  }
+
+  // Takes the gradient of the second use, if there is one. What a failed pass has left stays until the graph is freed.
+  static at::Tensor second_use(AutogradContext& context) {
+    const auto found = context.saved_data.find(second_use_key());
+    if (found == context.saved_data.end()) {
+      return {};
+    }
+    auto gradient = found->second.toTensor();
+    context.saved_data.erase(found);
+    return gradient;
+  }
 };
 
-// On the CPU without ReLU libtorch's is as fast.
-bool is_one_pass(const at::Tensor& x, bool relu) {
-  return x.is_cpu() ? relu && lies_in_rows(x) : fits_norm_kernels(x) && norm_kernels(x) != nullptr;
+// The two uses of a residual block's input, which a normalisation with a shortcut has computed. Their gradients are not
+// added to each other in a pass of their own: the backward of that normalisation is given the second one beside its own
+// gradient, and adds both while it reads them. A third use is added to the first one by the engine.
+struct TwoUses : public torch::autograd::Function<TwoUses> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x) {
+    context->set_materialize_grads(false);
+    return {x, x};
+  }
+
+  static variable_list backward(AutogradContext*, const variable_list& gradients) {
+    RECORD_FUNCTION("brigade::residual_inputs_backward", {});
+    const auto &first = gradients[0], &second = gradients[1];
+    if (!first.defined() || !second.defined()) {
+      return {first.defined() ? first : second};
+    }
+    return {hand_over(first, second) ? first : first + second};
+  }
+
+  // The normalisation that has computed a tensor, if its backward can be given two gradients. Null if it cannot.
+  static torch::autograd::CppNode<NormRelu>* normalisation(torch::autograd::Node* node) {
+    auto* norm = dynamic_cast<torch::autograd::CppNode<NormRelu>*>(node);
+    return norm != nullptr && norm->ctx_.saved_data.at("shortcut").toBool() ? norm : nullptr;
+  }
+
+ private:
+  // Gives the second gradient to the normalisation, unless anybody but its backward sees the gradient of its output, or
+  // it has no backward in this pass. All of it is on the thread of the device, which runs one node at a time.
+  static bool hand_over(const at::Tensor& first, const at::Tensor& second) {
+    if (at::GradMode::is_enabled()) {
+      return false;
+    }
+    const auto self = torch::autograd::get_current_node();
+    auto* node = self->next_edge(0).function.get();
+    auto* norm = normalisation(node);
+    if (norm == nullptr || node->stream() != self->stream() || !node->pre_hooks().empty() ||
+        !node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty()) {
+      return false;
+    }
+    const auto fits = [&](const at::Tensor& t) {
+      return t.is_cuda() && fits_norm_kernels(t) && t.sizes() == first.sizes() &&
+          t.scalar_type() == first.scalar_type() && t.device() == first.device();
+    };
+    if (!fits(first) || !fits(second)) {
+      return false;
+    }
+    const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+    if (chosen != nullptr && !chosen->empty()) {
+      const auto info = chosen->find(node);
+      if (info == chosen->end() || !info->second.needed_ || info->second.captures_ != nullptr) {
+        return false;
+      }
+    }
+    // False if another pair of uses of the same output has come first.
+    return norm->ctx_.saved_data.emplace(second_use_key(), second).second;
+  }
+};
+
+// On the CPU without ReLU libtorch's is as fast, and pooling is an operation of its own.
+bool is_one_pass(const at::Tensor& x, NormEnd end) {
+  if (x.is_cpu()) {
+    return end == NormEnd::kRelu && lies_in_rows(x);
+  }
+  return fits_norm_kernels(x) && norm_kernels(x) != nullptr &&
+      (end != NormEnd::kReluAndMaxPool || fits_norm_pooling(x));
+}
+
+// Returns the output where it can be one operation, and null elsewhere.
+std::unique_ptr<Tensor> one_pass(
+    const at::Tensor& x,
+    rust::Slice<const TensorRef> shortcut,
+    rust::Slice<const TensorRef> weight,
+    rust::Slice<const TensorRef> bias,
+    rust::Slice<const TensorRef> running_mean,
+    rust::Slice<const TensorRef> running_var,
+    double momentum,
+    double eps,
+    NormEnd end) {
+  const auto is_mine = [&](rust::Slice<const TensorRef> t) {
+    return !t.empty() && is_vector(t[0].tensor, x);
+  };
+  const bool fits = is_one_pass(x, end) && x.numel() > x.size(1) && is_mine(weight) && is_mine(bias) &&
+      is_mine(running_mean) && is_mine(running_var) &&
+      (shortcut.empty() || lies_as(shortcut[0].tensor, x));
+  if (!fits) {
+    return nullptr;
+  }
+  return std::make_unique<Tensor>(NormRelu::apply(
+      x, weight[0].tensor, bias[0].tensor, optional_handle(shortcut), running_mean[0].tensor,
+      running_var[0].tensor, momentum, eps, end));
 }
 
 } // namespace
@@ -440,16 +562,13 @@ std::unique_ptr<Tensor> batch_norm_relu(
     double eps,
     bool relu) {
   const auto& x = input;
-  const auto is_mine = [&](rust::Slice<const TensorRef> t) {
-    return !t.empty() && is_vector(t[0].tensor, x);
-  };
-  const bool one_pass = training && is_one_pass(x, relu) && x.numel() > x.size(1) &&
-      is_mine(weight) && is_mine(bias) && is_mine(running_mean) && is_mine(running_var) &&
-      (shortcut.empty() || lies_as(shortcut[0].tensor, x));
-  if (one_pass) {
-    return std::make_unique<Tensor>(NormRelu::apply(
-        x, weight[0].tensor, bias[0].tensor, optional_handle(shortcut), running_mean[0].tensor,
-        running_var[0].tensor, momentum, eps, relu));
+  if (training) {
+    auto y = one_pass(
+        x, shortcut, weight, bias, running_mean, running_var, momentum, eps,
+        relu ? NormEnd::kRelu : NormEnd::kNothing);
+    if (y != nullptr) {
+      return y;
+    }
   }
   auto y = at::batch_norm(
       x, optional_handle(weight), optional_handle(bias), optional_handle(running_mean), optional_handle(running_var), training,
@@ -462,6 +581,37 @@ std::unique_ptr<Tensor> batch_norm_relu(
     y.add_(shortcut[0].tensor);
   }
   return std::make_unique<Tensor>(y.relu_());
+}
+
+std::unique_ptr<Tensor> batch_norm_relu_max_pool(
+    const Tensor& input,
+    rust::Slice<const TensorRef> weight,
+    rust::Slice<const TensorRef> bias,
+    rust::Slice<const TensorRef> running_mean,
+    rust::Slice<const TensorRef> running_var,
+    bool training,
+    double momentum,
+    double eps) {
+  if (training) {
+    auto y = one_pass(
+        input, {}, weight, bias, running_mean, running_var, momentum, eps, NormEnd::kReluAndMaxPool);
+    if (y != nullptr) {
+      return y;
+    }
+  }
+  const auto maps = batch_norm_relu(
+      input, {}, weight, bias, running_mean, running_var, training, momentum, eps, /*relu=*/true);
+  const auto windows = norm_pool_windows();
+  return brigade::max_pool2d(*maps, windows.kernel, windows.stride, windows.padding);
+}
+
+ResidualInputs residual_inputs(const Tensor& input) {
+  const bool is_recorded = at::GradMode::is_enabled() && input.is_cuda() && input.requires_grad();
+  if (is_recorded && TwoUses::normalisation(input.grad_fn().get()) != nullptr) {
+    auto uses = TwoUses::apply(input);
+    return {std::make_unique<Tensor>(std::move(uses[0])), std::make_unique<Tensor>(std::move(uses[1]))};
+  }
+  return {std::make_unique<Tensor>(input), std::make_unique<Tensor>(input)};
 }
 
 } // namespace brigade

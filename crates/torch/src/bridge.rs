@@ -403,6 +403,11 @@ pub(crate) mod ffi {
         dropout: f64,
     }
 
+    struct ResidualInputs {
+        branch: UniquePtr<Tensor>,
+        shortcut: UniquePtr<Tensor>,
+    }
+
     struct ResidualNorm {
         stream: UniquePtr<Tensor>,
         normed: UniquePtr<Tensor>,
@@ -639,6 +644,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/precision.h");
         include!("brigade-torch/cpp/reproducible.h");
         include!("brigade-torch/cpp/flat.h");
+        include!("brigade-torch/cpp/images.h");
         include!("brigade-torch/cpp/matrix_step.h");
         include!("brigade-torch/cpp/max_pool.h");
         include!("brigade-torch/cpp/norm.h");
@@ -1057,6 +1063,23 @@ pub(crate) mod ffi {
             momentum: f64,
             eps: f64,
             relu: bool,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn batch_norm_relu_max_pool(
+            input: &Tensor,
+            weight: &[TensorRef<'_>],
+            bias: &[TensorRef<'_>],
+            running_mean: &[TensorRef<'_>],
+            running_var: &[TensorRef<'_>],
+            training: bool,
+            momentum: f64,
+            eps: f64,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn residual_inputs(input: &Tensor) -> Result<ResidualInputs>;
+        fn normalized_images(
+            images: &Tensor,
+            mean: &[f32],
+            deviation: &[f32],
+            kind: i8,
         ) -> Result<UniquePtr<Tensor>>;
 
         fn norm_residual(

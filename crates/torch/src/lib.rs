@@ -85,6 +85,7 @@ pub mod gradients;
 mod graph;
 mod group;
 mod hook;
+mod images;
 mod kernel_code;
 mod kernels;
 mod linear;
@@ -159,6 +160,7 @@ pub use graph::{Graph, GraphRecording, records_graphs};
 pub use graph::{GraphRecorder, RecordedGraph, record_graphs_with};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup, Traffic};
 pub use hook::{Compression, GradientHook};
+pub use images::normalized_images;
 pub use kernels::{KernelState, check_fused, prepare_kernels};
 pub use linear::{gelu_linear, linear};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
@@ -168,7 +170,10 @@ pub use memory::{
     shift_allocations,
 };
 pub use memory_format::{channels_last, has_onednn, is_channels_last};
-pub use norm::{BatchNormState, batch_norm, batch_norm_relu, sync_batch_norm};
+pub use norm::{
+    BatchNormState, batch_norm, batch_norm_relu, batch_norm_relu_max_pool, residual_inputs,
+    sync_batch_norm,
+};
 pub use norm_residual::{
     NormResidualOptions, ResidualBranch, ResidualNorm, norm_residual, norm_residual_adds_bias,
     norm_residual_seeds,

@@ -113,8 +113,9 @@ pub fn batch_norm(
 /// It is one fused operation in training, if all parameters and running statistics are in float32 and the input is
 /// channels-last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU for which [`batch_norm`] has
 /// kernels. The fused operation reads the input twice and writes the output once (separate operations with a shortcut
-/// read five times and write three times), and its backward has no pass for ReLU. Results equal those of the separate
-/// operations up to rounding, and do not depend on the number of threads. Otherwise it calls the separate operations.
+/// read five times and write three times), and its backward has no pass for ReLU; on a GPU, one bit for each value
+/// behind a shortcut tells it what ReLU lets through. Results equal those of the separate operations up to rounding, and
+/// do not depend on the number of threads. Otherwise it calls the separate operations.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
@@ -136,6 +137,75 @@ pub fn batch_norm_relu(
     eps: f64,
 ) -> Result<Tensor, Error> {
     normalize(input, shortcut, state, training, momentum, eps, true)
+}
+
+/// Computes `max_pool2d(relu(batch_norm(input)))` with windows of 3 × 3, a stride of 2 and a padding of 1, which end the
+/// stem of residual networks: from `[n, channels, h, w]` to `[n, channels, ⌊(h + 1) / 2⌋, ⌊(w + 1) / 2⌋]`.
+///
+/// In training on a GPU with kernels for [`batch_norm`], it is one fused operation, which writes neither the values
+/// before pooling nor their gradient, and stores the position of each maximum in one byte. Ties and NaN are treated as
+/// libtorch's `max_pool2d` does. Otherwise it calls [`batch_norm_relu`] and [`max_pool2d`](crate::max_pool2d).
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
+///
+/// ```
+/// use brigade_torch::{BatchNormState, batch_norm_relu, batch_norm_relu_max_pool, max_pool2d};
+/// use tch::{Device, Kind, Tensor};
+/// let input = Tensor::randn([4, 32, 9, 8], (Kind::Float, Device::Cpu));
+/// let state = BatchNormState::default();
+/// let output = batch_norm_relu_max_pool(&input, state, true, 0.1, 1e-5)?;
+/// assert_eq!(output.size(), [4, 32, 5, 4]);
+/// let maps = batch_norm_relu(&input, None, state, true, 0.1, 1e-5)?;
+/// assert_eq!(output, max_pool2d(&maps, [3, 3], [2, 2], [1, 1])?);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn batch_norm_relu_max_pool(
+    input: &Tensor,
+    state: BatchNormState<'_>,
+    training: bool,
+    momentum: f64,
+    eps: f64,
+) -> Result<Tensor, Error> {
+    let BatchNormState { weight, bias, running_mean, running_var } = state;
+    ffi::batch_norm_relu_max_pool(
+        borrow(input),
+        &borrow_optional(weight),
+        &borrow_optional(bias),
+        &borrow_optional(running_mean),
+        &borrow_optional(running_var),
+        training,
+        momentum,
+        eps,
+    )
+    .map(own)
+    .map_err(|error| Error::libtorch("batch_norm_relu_max_pool", &error))
+}
+
+/// Returns the input of a residual block twice: for its branch and for its shortcut.
+///
+/// If the input is the output of a [`batch_norm_relu`] with a shortcut that ran as one fused operation on a GPU, the
+/// backward of that operation adds the gradients of both uses as it reads them. The sum then has the same bits as that
+/// of two uses of the input itself, but is not computed by a pass of its own. The two tensors are views, which cannot be
+/// changed in place where a gradient is recorded. Hooks of the input, and uses of it elsewhere, are as usual. In all
+/// other cases both are the input itself.
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] if libtorch fails.
+///
+/// ```
+/// use brigade_torch::residual_inputs;
+/// use tch::{Device, Kind, Tensor};
+/// let maps = Tensor::randn([2, 8, 4, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let (branch, shortcut) = residual_inputs(&maps)?;
+/// (branch * 2.0 + shortcut).sum(Kind::Float).backward();
+/// assert_eq!(maps.grad(), maps.full_like(3.0));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn residual_inputs(input: &Tensor) -> Result<(Tensor, Tensor), Error> {
+    ffi::residual_inputs(borrow(input))
+        .map(|ffi::ResidualInputs { branch, shortcut }| (own(branch), own(shortcut)))
+        .map_err(|error| Error::libtorch("residual_inputs", &error))
 }
 
 fn normalize(

@@ -17,7 +17,7 @@ mod mix;
 mod points;
 mod resample;
 
-use brigade_torch::{Error, Result};
+use brigade_torch::{Error, Result, channels_last, normalized_images};
 use tch::{Kind, TchError, Tensor};
 
 use self::color::Light;
@@ -57,6 +57,7 @@ pub struct Augment {
     normalize: Option<Normalize>,
     erasing: Option<RandomErasing>,
     mix: Option<Mix>,
+    channels_last: Option<Kind>,
 }
 
 impl Augment {
@@ -122,6 +123,30 @@ impl Augment {
         self
     }
 
+    /// Converts the result to a floating-point kind in channels-last memory format: a 16-bit kind, so that a
+    /// convolution under autocast needs no conversion. Defaults to float32, or the kind of floating-point images, in
+    /// their memory format.
+    ///
+    /// Bytes on a GPU that are only cropped, flipped and normalised are converted by one kernel
+    /// ([`brigade_torch::normalized_images`]).
+    ///
+    /// ```
+    /// use brigade_vision::augment::Augment;
+    /// use brigade_vision::transforms::Normalize;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let augment = Augment::new().normalize(Normalize::IMAGENET).channels_last(Kind::BFloat16);
+    /// let images = Tensor::randint(256, [2, 3, 32, 32], (Kind::Uint8, Device::Cpu));
+    /// let drawn = augment.draw(&[1, 2], &images)?;
+    /// assert_eq!(augment.apply(&images, &drawn)?.kind(), Kind::BFloat16);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn channels_last(mut self, kind: Kind) -> Self {
+        self.channels_last = Some(kind);
+        self
+    }
+
     /// Adds random erasing of rectangles.
     #[must_use]
     pub fn erasing(mut self, erasing: RandomErasing) -> Self {
@@ -143,6 +168,7 @@ impl Augment {
             size: self.size,
             padding: self.padding,
             normalize: self.normalize,
+            channels_last: self.channels_last,
             ..Self::default()
         }
     }
@@ -174,7 +200,7 @@ impl Augment {
     /// Returns the transforms before the normalisation, for computing the statistics of a normalisation.
     #[must_use]
     pub fn before_normalization(&self) -> Self {
-        Self { normalize: None, erasing: None, mix: None, ..self.clone() }
+        Self { normalize: None, erasing: None, mix: None, channels_last: None, ..self.clone() }
     }
 
     /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by the numbers that [`Augment::draw`] drew
@@ -242,8 +268,19 @@ impl Augment {
             // Converted before the images become larger.
             self.moved(images, drawn)?
         };
+        let mut normalize = self.normalize;
         if images.kind() == Kind::Uint8 {
-            images = images.f_to_kind(Kind::Float)?.f_div_scalar(255.0)?;
+            images = match (self.bytes_are_normalized(&images, whole), normalize.take()) {
+                (Some(kind), Some(Normalize { mean, std })) => {
+                    let channels = images.size()[1] as usize;
+                    normalized_images(&images, &mean[..channels], &std[..channels], kind)
+                        .map_err(|error| TchError::Torch(error.to_string()))?
+                }
+                (_, before) => {
+                    normalize = before;
+                    images.f_to_kind(Kind::Float)?.f_div_scalar(255.0)?
+                }
+            };
         }
         if !whole {
             images = self.resampled(&images, drawn, Sampling::Bilinear)?;
@@ -260,7 +297,7 @@ impl Augment {
         if self.hue.is_some() {
             images = Hue::apply(&images, &column(HUE)?)?;
         }
-        if let Some(Normalize { mean, std }) = &self.normalize {
+        if let Some(Normalize { mean, std }) = &normalize {
             // Written by kernels: a copy from the host would be waited for, and a recorded step would not repeat it.
             let constant = |values: &[f32; 3]| -> Result<Tensor, TchError> {
                 // A grey image has one channel.
@@ -291,7 +328,20 @@ impl Augment {
                 }
             };
         }
+        if let Some(kind) = self.channels_last {
+            images = channels_last(&images.f_to_kind(kind)?)
+                .map_err(|error| TchError::Torch(error.to_string()))?;
+        }
         Ok(images)
+    }
+
+    /// Returns the kind in which bytes are normalised at once, if nothing is computed between.
+    fn bytes_are_normalized(&self, images: &Tensor, whole: bool) -> Option<Kind> {
+        let is_next = whole && self.lighting.is_empty() && self.hue.is_none();
+        let has_constants = images.dim() == 4 && (1..=3).contains(&images.size()[1]);
+        let kind = self.channels_last.filter(|_| is_next && has_constants)?;
+        // What is computed of the normalised values is computed in float32.
+        Some(if self.erasing.is_none() && self.mix.is_none() { kind } else { Kind::Float })
     }
 
     /// Returns `true` if a change of lighting needs the grey of the images.

@@ -4,7 +4,6 @@
 
 #include "kernels/activation.h"
 #include "kernels/cross_entropy.h"
-#include "kernels/norm_relu.h"
 #include "kernels/norm_residual.h"
 #include "kernels/rotary.h"
 #include "philox.h"
@@ -130,6 +129,9 @@ namespace rotary {
 namespace embedding {
 #include "embedding.cu"
 } // namespace embedding
+namespace images {
+#include "images.cu"
+} // namespace images
 #undef BRIGADE_ELEMENT
 } // namespace bfloat16
 
@@ -156,6 +158,9 @@ namespace rotary {
 namespace embedding {
 #include "embedding.cu"
 } // namespace embedding
+namespace images {
+#include "images.cu"
+} // namespace images
 #undef BRIGADE_ELEMENT
 } // namespace float16
 
@@ -174,6 +179,9 @@ namespace rotary {
 namespace embedding {
 #include "embedding.cu"
 } // namespace embedding
+namespace images {
+#include "images.cu"
+} // namespace images
 #undef BRIGADE_ELEMENT
 } // namespace float32
 
@@ -210,7 +218,9 @@ using Kernels = std::map<std::string, Kernel>;
    BRIGADE_NORM(type, activate_shortcut),     BRIGADE_NORM(type, gradient_sums_plain),     \
    BRIGADE_NORM(type, gradient_sums_relu),    BRIGADE_NORM(type, gradient_sums_shortcut),  \
    BRIGADE_NORM(type, finish_gradients),      BRIGADE_NORM(type, gradient_rows_plain),     \
-   BRIGADE_NORM(type, gradient_rows_relu),    BRIGADE_NORM(type, gradient_rows_shortcut)}
+   BRIGADE_NORM(type, gradient_rows_relu),    BRIGADE_NORM(type, gradient_rows_shortcut),  \
+   BRIGADE_NORM(type, gradient_sums_two_uses), BRIGADE_NORM(type, activate_pool),          \
+   BRIGADE_NORM(type, gradient_sums_pool),    BRIGADE_NORM(type, gradient_rows_pool)}
 
 #define BRIGADE_CROSS_ENTROPY(type)                                                        \
   {BRIGADE_NAMED(type::cross_entropy, CrossEntropyArguments, cross_entropy),               \
@@ -239,6 +249,8 @@ using Kernels = std::map<std::string, Kernel>;
 #define BRIGADE_EMBEDDING(type)                                                                       \
   {BRIGADE_EMBEDDED(type, embedding),           BRIGADE_EMBEDDED(type, embedding_backward),           \
    BRIGADE_EMBEDDED(type, embedding_unaligned), BRIGADE_EMBEDDED(type, embedding_unaligned_backward)}
+
+#define BRIGADE_IMAGES(type) {BRIGADE_NAMED(type::images, ImagesArguments, normalize_images)}
 
 // What dropout keeps of a row, by the function that kernels share: one thread for eight values.
 struct DropoutArguments {
@@ -274,6 +286,9 @@ const AllKernels& all_kernels() {
       {{"embedding", at::kBFloat16}, BRIGADE_EMBEDDING(bfloat16)},
       {{"embedding", at::kHalf}, BRIGADE_EMBEDDING(float16)},
       {{"embedding", at::kFloat}, BRIGADE_EMBEDDING(float32)},
+      {{"images", at::kBFloat16}, BRIGADE_IMAGES(bfloat16)},
+      {{"images", at::kHalf}, BRIGADE_IMAGES(float16)},
+      {{"images", at::kFloat}, BRIGADE_IMAGES(float32)},
       {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
       {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
       {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
@@ -363,6 +378,11 @@ class Emulated : public kernels::Program {
       // Read and written. The tables are those of one head.
       return uint64_t{blocks.x} * heads * 2 * static_cast<uint64_t>(a.half) * element_size_ * 2;
     }
+    if (name == "normalize_images") {
+      float32::images::ImagesArguments a;
+      std::memcpy(&a, args, sizeof(a));
+      return static_cast<uint64_t>(a.values) * (1 + element_size_);
+    }
     if (name.starts_with("activation")) {
       return bytes_of_activation(name, args);
     }
@@ -370,7 +390,7 @@ class Emulated : public kernels::Program {
       return bytes_of_embedding(name, args);
     }
     if (!name.starts_with("norm_residual")) {
-      return 0;
+      return kernels_.count("activate_relu") > 0 ? bytes_of_norm(name, args) : 0;
     }
     bfloat16::norm_residual::NormResidualArguments a;
     std::memcpy(&a, args, sizeof(a));
@@ -404,6 +424,42 @@ class Emulated : public kernels::Program {
     return rows * row + ids;
   }
 
+  uint64_t bytes_of_norm(const std::string& name, const void* args) const {
+    // Tensors as large as the input and as the output, and the bits that are kept for each value of the output.
+    struct Pass {
+      uint64_t inputs, outputs, kept_bits;
+    };
+    static const std::map<std::string, Pass> passes{
+        {"statistics", {1, 0, 0}},
+        {"activate_plain", {1, 1, 0}},
+        {"activate_relu", {1, 1, 0}},
+        {"activate_shortcut", {1, 2, 1}},
+        {"activate_pool", {1, 1, 8}},
+        {"gradient_sums_plain", {1, 1, 0}},
+        {"gradient_sums_relu", {1, 1, 0}},
+        {"gradient_sums_shortcut", {1, 2, 1}},
+        {"gradient_sums_two_uses", {1, 3, 1}},
+        {"gradient_sums_pool", {1, 1, 8}},
+        {"gradient_rows_plain", {2, 1, 0}},
+        {"gradient_rows_relu", {2, 1, 0}},
+        {"gradient_rows_shortcut", {2, 1, 0}},
+        {"gradient_rows_pool", {2, 1, 8}},
+    };
+    bfloat16::norm_relu::NormArguments a;
+    std::memcpy(&a, args, sizeof(a));
+    const auto channels = static_cast<uint64_t>(a.channels);
+    const uint64_t part_bytes = static_cast<uint64_t>(a.parts) * 2 * channels * sizeof(float);
+    if (name.starts_with("finish")) {
+      return part_bytes;
+    }
+    const Pass& pass = passes.at(name);
+    const bool is_sum = name == "statistics" || name.starts_with("gradient_sums");
+    const uint64_t inputs = static_cast<uint64_t>(a.rows) * channels;
+    const uint64_t outputs = name.ends_with("_pool") ? static_cast<uint64_t>(a.pooled_rows) * channels : inputs;
+    return (inputs * pass.inputs + outputs * pass.outputs) * element_size_ + outputs * pass.kept_bits / 8 +
+        (is_sum ? part_bytes : 0);
+  }
+
   uint64_t bytes_of_activation(const std::string& name, const void* args) const {
     float32::activation::ActivationArguments a;
     std::memcpy(&a, args, sizeof(a));
@@ -430,7 +486,7 @@ kernels::Program* emulated_program(const char* file, c10::ScalarType type) {
   static std::map<std::pair<std::string, c10::ScalarType>, Emulated> programs;
   static std::mutex mutex;
   const std::pair<std::string, c10::ScalarType> key{file, type};
-  if (key.first == "norm_relu" || !has_kernels(file, type)) {
+  if (!has_kernels(file, type)) {
     return nullptr;
   }
   const std::lock_guard<std::mutex> lock(mutex);
@@ -444,24 +500,6 @@ extern "C" {
 void fake_gpu_emulate_kernels(bool on, bool count_only) {
   only_counted = on && count_only;
   kernels::set_program_source(on ? emulated_program : nullptr);
-}
-
-// `in`: input, shortcut (null where there is none), weight, bias, running mean and variance, gradient of the output.
-// `out`: output, and the gradients of input, weight, bias and shortcut.
-char* fake_gpu_norm_relu(
-    const at::Tensor* const* in, at::Tensor* const* out, double momentum, double eps, bool relu) {
-  return caught([&] {
-    c10::NoGradGuard no_grad;
-    const auto& x = *in[0];
-    TORCH_CHECK(fits_norm_kernels(x), "the kernels do not take such an input");
-    Emulated kernels("norm_relu", x.scalar_type());
-    const auto shortcut = in[1] == nullptr ? std::nullopt : std::optional(*in[1]);
-    at::Tensor statistics;
-    std::tie(*out[0], statistics) = norm_relu_forward_gpu(
-        kernels, x, shortcut, *in[2], *in[3], *in[4], *in[5], momentum, eps, relu);
-    std::tie(*out[1], *out[2], *out[3], *out[4]) = norm_relu_backward_gpu(
-        kernels, *in[6], x, *out[0], statistics, shortcut.has_value(), relu, /*wants_x=*/true);
-  });
 }
 
 // `in`: logits, targets, count (null where there is none), gradient (null where none is wanted; it may be the logits).

@@ -53,13 +53,6 @@ unsafe extern "C" {
     pub(crate) fn fake_gpu_replay(graph: *mut c_void) -> *mut c_char;
     pub(crate) fn fake_gpu_free_graph(graph: *mut c_void);
     pub(crate) fn fake_gpu_is_capturing(device: i32) -> bool;
-    pub(crate) fn fake_gpu_norm_relu(
-        inputs: *const *const c_void,
-        outputs: *const *mut c_void,
-        momentum: f64,
-        eps: f64,
-        relu: bool,
-    ) -> *mut c_char;
     pub(crate) fn fake_gpu_cross_entropy(
         inputs: *const *const c_void,
         losses: *mut c_void,

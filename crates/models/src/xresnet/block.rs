@@ -1,7 +1,7 @@
 //! The blocks of fastai's residual networks (XResNet).
 
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Training, Unit};
-use brigade_torch::{Activation, Result};
+use brigade_torch::{Activation, Result, residual_inputs};
 use tch::{Device, Kind, Tensor};
 
 use super::{BlockWidth, XResNetOptions};
@@ -93,13 +93,12 @@ impl Block {
     }
 
     pub(super) fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let mut shortcut =
-            if self.average { average_halves(input)? } else { input.shallow_clone() };
+        let (mut maps, input) = residual_inputs(input)?;
+        let mut shortcut = if self.average { average_halves(&input)? } else { input };
         if let Some(layer) = &self.shortcut {
             shortcut = layer.forward(&shortcut)?;
         }
         let Some((last, first)) = self.body.split_last() else { return Ok(shortcut) };
-        let mut maps = input.shallow_clone();
         for layer in first {
             maps = layer.forward_activated(&maps, None, self.activation)?;
         }

@@ -3,15 +3,15 @@
 use std::borrow::Borrow;
 
 use brigade_torch::{
-    BatchNormState, ProcessGroup, Result, batch_norm, batch_norm_relu, is_recomputing,
-    sync_batch_norm,
+    BatchNormState, ProcessGroup, Result, batch_norm, batch_norm_relu, batch_norm_relu_max_pool,
+    is_recomputing, sync_batch_norm,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::first_line;
 use crate::layer_context::LayerContext;
 use crate::shared_statistics::SharedStatistics;
-use crate::{Init, Module, ParamPath, Training};
+use crate::{Init, MaxPool2d, Module, ParamPath, Training};
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +128,46 @@ impl BatchNorm2d {
         }
         self.0.forward_relu(input, shortcut)
     }
+
+    /// Computes [`MaxPool2d::STEM`] of `relu(forward(input))`.
+    ///
+    /// In training with channels-last tensors of bfloat16 or float16 on a GPU, it is one fused operation if it is
+    /// available, which does not write the values before pooling. Otherwise, with the statistics of several ranks, and
+    /// if the model's layers have hooks, it is [`forward_relu`](Self::forward_relu) followed by the pooling. A hook of
+    /// this layer is given the values before pooling.
+    ///
+    /// `input` is `[n, features, h, w]`, the output `[n, features, ⌊(h + 1) / 2⌋, ⌊(w + 1) / 2⌋]`.
+    ///
+    /// ```
+    /// use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Model, Module};
+    /// use tch::{Kind, Tensor};
+    /// use brigade_torch::Result;
+    ///
+    /// struct Stem(Conv2d, BatchNorm2d);
+    /// impl Module<&Tensor> for Stem {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, images: &Tensor) -> Result<Tensor> {
+    ///         self.1.forward_relu_max_pool(&self.0.forward(images)?)
+    ///     }
+    /// }
+    /// let model = Model::new(|p| {
+    ///     let options = Conv2dOptions { stride: [2; 2], padding: [3; 2], bias: false, ..Default::default() };
+    ///     Stem(Conv2d::new(p / "conv", 3, 64, [7; 2], options), BatchNorm2d::new(p / "norm", 64))
+    /// })?;
+    /// let images = Tensor::randn([8, 3, 32, 32], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&images)?.size(), [8, 64, 8, 8]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the same errors as [`forward`](crate::Module::forward).
+    pub fn forward_relu_max_pool(&self, input: &Tensor) -> Result<Tensor> {
+        if input.dim() != 4 {
+            let expected = "BatchNorm2d takes [n, features, height, width]";
+            return Err(self.0.context.refuse(input, expected));
+        }
+        self.0.forward_relu_max_pool(input)
+    }
 }
 
 batch_norm! {
@@ -229,6 +269,14 @@ impl BatchNorm {
         self.context.weights.run(input, |input| self.normalise_relu(input, shortcut))
     }
 
+    fn forward_relu_max_pool(&self, input: &Tensor) -> Result<Tensor> {
+        let over_ranks = self.training.is_on() && self.statistics.group().is_some();
+        if over_ranks || !self.context.hooks.is_empty() {
+            return MaxPool2d::STEM.forward(&self.forward_relu(input, None)?);
+        }
+        self.context.weights.run(input, |input| self.normalise_relu_max_pool(input))
+    }
+
     fn normalise(&self, input: &Tensor) -> Result<Tensor> {
         let Step { training, newest, group } = self.begin(input)?;
         if let Some(group) = group {
@@ -259,6 +307,14 @@ impl BatchNorm {
             self.options.eps,
         );
         self.context.finish(output.map_err(|error| TchError::Torch(error.to_string())), input)
+    }
+
+    fn normalise_relu_max_pool(&self, input: &Tensor) -> Result<Tensor> {
+        let Step { training, newest, .. } = self.begin(input)?;
+        let running = self.running();
+        let state = self.state(&running);
+        let output = batch_norm_relu_max_pool(input, state, training, newest, self.options.eps);
+        self.context.finish_border(output, input)
     }
 
     /// Checks the input, counts the batch, and selects the group of the statistics.

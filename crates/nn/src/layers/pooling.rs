@@ -29,6 +29,17 @@ pub struct MaxPool2d {
 }
 
 impl MaxPool2d {
+    /// Max pooling at the end of the stem of a residual network: windows of 3 x 3, a stride of 2 and a padding of 1.
+    ///
+    /// ```
+    /// use brigade_nn::{MaxPool2d, Module};
+    /// use tch::{Kind, Tensor};
+    /// let maps = Tensor::zeros([2, 64, 112, 112], (Kind::Float, tch::Device::Cpu));
+    /// assert_eq!(MaxPool2d::STEM.forward(&maps)?.size(), [2, 64, 56, 56]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub const STEM: Self = Self { kernel: [3, 3], stride: [2, 2], padding: [1, 1] };
+
     /// Creates a pooling with adjacent square windows: the stride is the kernel size.
     #[must_use]
     pub fn new(kernel: i64) -> Self {

@@ -22,7 +22,8 @@ struct NormGrid {
   kernels::Extent threads;
 };
 
-NormGrid grid_of(const NormArguments& a, int processors) {
+// For passes over rows of channels: pixels, or pooled pixels.
+NormGrid grid_of(const NormArguments& a, int64_t rows, int processors) {
   const int64_t vectors = a.channels / kNormVector;
   NormGrid grid{};
   // A warp along the channels reads whole lines; of fewer channels, whole rows.
@@ -30,7 +31,7 @@ NormGrid grid_of(const NormArguments& a, int processors) {
   grid.threads.x = kernels::quotient_up(vectors, grid.blocks.x);
   grid.threads.y = kNormThreads / grid.threads.x;
   const int64_t busy = int64_t{processors} * kNormBlocks / grid.blocks.x;
-  const int64_t useful = kernels::quotient_up(a.rows, grid.threads.y * kFewestNormRows);
+  const int64_t useful = kernels::quotient_up(rows, grid.threads.y * kFewestNormRows);
   grid.blocks.y = static_cast<unsigned>(std::max<int64_t>(1, std::min(busy, useful)));
   return grid;
 }
@@ -71,12 +72,40 @@ at::Tensor room_for_sums(const at::Tensor& like, const NormGrid& grid, NormArgum
   return room;
 }
 
-std::string mode_of(bool shortcut, bool relu) {
-  return shortcut ? "_shortcut" : relu ? "_relu" : "_plain";
+// Ending of the kernels' names.
+std::string mode_of(bool shortcut, NormEnd end) {
+  switch (end) {
+    case NormEnd::kNothing:
+      return "_plain";
+    case NormEnd::kRelu:
+      return shortcut ? "_shortcut" : "_relu";
+    case NormEnd::kReluAndMaxPool:
+      return "_pool";
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
 bool is_aligned(const at::Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % (kNormVector * 2) == 0;
+}
+
+int64_t pooled(int64_t size) {
+  return (size + 2 * kPoolPadding - kPoolWindow) / kPoolStride + 1;
+}
+
+// Describes the images of a pooled output.
+void describe_pooling(NormArguments& a, const at::Tensor& x) {
+  a.height = static_cast<int>(x.size(2));
+  a.width = static_cast<int>(x.size(3));
+  a.pooled_height = static_cast<int>(pooled(x.size(2)));
+  a.pooled_width = static_cast<int>(pooled(x.size(3)));
+  const auto images = static_cast<int>(x.size(0));
+  a.pooled_rows = images * a.pooled_height * a.pooled_width;
+  a.pairs = images * a.height * a.pooled_width;
+}
+
+at::Tensor bytes_like(const at::Tensor& t, at::IntArrayRef size) {
+  return at::empty(size, t.options().memory_format(std::nullopt).dtype(at::kByte));
 }
 
 } // namespace
@@ -92,64 +121,110 @@ bool fits_norm_kernels(const at::Tensor& t) {
       t.is_contiguous(at::MemoryFormat::ChannelsLast) && is_aligned(t);
 }
 
-std::tuple<at::Tensor, at::Tensor> norm_relu_forward_gpu(
+bool fits_norm_pooling(const at::Tensor& t) {
+  // Pairs of pixels, of which there are more than pooled pixels, have 32-bit numbers.
+  return t.size(0) <= INT32_MAX && t.size(2) <= INT32_MAX && t.size(3) <= INT32_MAX &&
+      t.size(2) * pooled(t.size(3)) <= INT32_MAX / t.size(0);
+}
+
+PoolWindows norm_pool_windows() {
+  return {{kPoolWindow, kPoolWindow}, {kPoolStride, kPoolStride}, {kPoolPadding, kPoolPadding}};
+}
+
+NormForward norm_relu_forward_gpu(
     kernels::Program& program, const at::Tensor& x, const std::optional<at::Tensor>& shortcut,
-    const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& running_mean,
-    const at::Tensor& running_var, double momentum, double eps, bool relu) {
-  auto statistics = floats_like(x, 4 * x.size(1)).view({4, x.size(1)});
-  auto y = at::empty_like(x);
-  auto a = arguments_of(x, statistics);
-  a.shortcut = shortcut ? shortcut->const_data_ptr() : nullptr;
-  a.y = y.mutable_data_ptr();
-  a.weight = weight.const_data_ptr<float>();
-  a.bias = bias.const_data_ptr<float>();
-  a.running_mean = running_mean.mutable_data_ptr<float>();
-  a.running_var = running_var.mutable_data_ptr<float>();
-  a.momentum = static_cast<float>(momentum);
-  a.eps = static_cast<float>(eps);
-  const auto grid = grid_of(a, program.processors());
+    const NormParameters& parameters, NormEnd end) {
+  NormForward out;
+  out.statistics = floats_like(x, 4 * x.size(1)).view({4, x.size(1)});
+  auto a = arguments_of(x, out.statistics);
+  int64_t rows = a.rows;
+  if (end == NormEnd::kReluAndMaxPool) {
+    describe_pooling(a, x);
+    rows = a.pooled_rows;
+    out.y = at::empty(
+        {x.size(0), x.size(1), a.pooled_height, a.pooled_width},
+        x.options().memory_format(at::MemoryFormat::ChannelsLast));
+    out.kept = bytes_like(x, {x.size(0), a.pooled_height, a.pooled_width, x.size(1)});
+    a.places = out.kept.mutable_data_ptr<uint8_t>();
+  } else {
+    out.y = at::empty_like(x);
+  }
+  if (shortcut) {
+    out.kept = bytes_like(x, {x.size(0), x.size(2), x.size(3), x.size(1) / kNormVector});
+    a.signs = out.kept.mutable_data_ptr<uint8_t>();
+    a.shortcut = shortcut->const_data_ptr();
+  }
+  a.y = out.y.mutable_data_ptr();
+  a.weight = parameters.weight.const_data_ptr<float>();
+  a.bias = parameters.bias.const_data_ptr<float>();
+  a.running_mean = parameters.running_mean.mutable_data_ptr<float>();
+  a.running_var = parameters.running_var.mutable_data_ptr<float>();
+  a.momentum = static_cast<float>(parameters.momentum);
+  a.eps = static_cast<float>(parameters.eps);
+  const auto grid = grid_of(a, a.rows, program.processors());
   const auto room = room_for_sums(x, grid, a);
   launch(program, "statistics", grid, a);
   launch(program, "finish_statistics", finishing_grid(a), a);
-  launch(program, "activate" + mode_of(shortcut.has_value(), relu), grid, a);
-  return {y, statistics};
+  const auto end_grid = grid_of(a, rows, program.processors());
+  launch(program, "activate" + mode_of(shortcut.has_value(), end), end_grid, a);
+  return out;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_relu_backward_gpu(
-    kernels::Program& program, const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& y,
-    const at::Tensor& statistics, bool shortcut, bool relu, bool wants_x) {
+NormBackward norm_relu_backward_gpu(kernels::Program& program, const NormGradient& given, bool wants_x) {
+  const auto& x = given.x;
+  auto a = arguments_of(x, given.statistics);
+  int64_t rows = a.rows;
+  auto size = x.sizes().vec();
+  if (given.end == NormEnd::kReluAndMaxPool) {
+    describe_pooling(a, x);
+    rows = a.pairs;
+    size[2] = a.pooled_height;
+    size[3] = a.pooled_width;
+  }
   TORCH_CHECK(
-      gradient.sizes() == x.sizes() && gradient.scalar_type() == x.scalar_type(),
-      "a gradient of ", gradient.sizes(), " and ", gradient.scalar_type(), " for an output of ",
-      x.sizes(), " and ", x.scalar_type());
-  auto dy = gradient.contiguous(at::MemoryFormat::ChannelsLast);
+      given.dy.sizes() == at::IntArrayRef(size) && given.dy.scalar_type() == x.scalar_type(),
+      "a gradient of ", given.dy.sizes(), " and ", given.dy.scalar_type(), " for an output of ",
+      at::IntArrayRef(size), " and ", x.scalar_type());
+  auto dy = given.dy.contiguous(at::MemoryFormat::ChannelsLast);
   if (!is_aligned(dy)) {
     dy = dy.clone();
   }
-  auto a = arguments_of(x, statistics);
-  const auto dweight = floats_like(x, a.channels), dbias = floats_like(x, a.channels);
+  NormBackward out;
+  out.weight = floats_like(x, a.channels);
+  out.bias = floats_like(x, a.channels);
   const auto factors = floats_like(x, 2 * x.size(1));
-  a.dweight = dweight.mutable_data_ptr<float>();
-  a.dbias = dbias.mutable_data_ptr<float>();
+  a.dweight = out.weight.mutable_data_ptr<float>();
+  a.dbias = out.bias.mutable_data_ptr<float>();
   a.dx_slope = factors.mutable_data_ptr<float>();
   a.dx_offset = a.dx_slope + a.channels;
   a.dy = dy.const_data_ptr();
-  at::Tensor through, dx;
-  if (shortcut) {
-    through = at::empty_like(x);
-    a.y = const_cast<void*>(y.const_data_ptr());
-    a.through = through.mutable_data_ptr();
+  const auto mode = mode_of(given.shortcut, given.end);
+  bool two_uses = false;
+  if (given.end == NormEnd::kReluAndMaxPool) {
+    a.places = given.kept.mutable_data_ptr<uint8_t>();
+  } else if (given.shortcut) {
+    a.signs = given.kept.mutable_data_ptr<uint8_t>();
+    out.shortcut = at::empty_like(x);
+    a.through = out.shortcut.mutable_data_ptr();
+    two_uses = given.second.defined();
+    a.dy2 = two_uses ? given.second.const_data_ptr() : nullptr;
   }
-  const auto grid = grid_of(a, program.processors());
+  const auto grid = grid_of(a, rows, program.processors());
   const auto room = room_for_sums(x, grid, a);
-  launch(program, "gradient_sums" + mode_of(shortcut, relu), grid, a);
+  launch(program, "gradient_sums" + (two_uses ? "_two_uses" : mode), grid, a);
   launch(program, "finish_gradients", finishing_grid(a), a);
   if (wants_x) {
-    dx = at::empty_like(x);
-    a.dx = dx.mutable_data_ptr();
-    launch(program, "gradient_rows" + mode_of(shortcut, relu), grid, a);
+    out.x = at::empty_like(x);
+    a.dx = out.x.mutable_data_ptr();
+    launch(program, "gradient_rows" + mode, grid, a);
   }
-  return {dx, dweight, dbias, through};
+  return out;
+}
+
+at::Tensor unpacked_signs(const at::Tensor& signs) {
+  const auto places = at::arange(kNormVector, signs.options());
+  const auto bits = at::bitwise_left_shift(at::ones_like(places), places);
+  return at::bitwise_and(signs.unsqueeze(-1), bits).ne(0).flatten(-2).permute({0, 3, 1, 2});
 }
 
 } // namespace brigade

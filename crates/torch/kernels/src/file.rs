@@ -32,6 +32,7 @@ pub static FILES: &[File] = &[
         text: include_str!("../norm_relu.cu"),
         elements: &[Element::Bfloat16, Element::Float16],
     },
+    File { name: "images", text: include_str!("../images.cu"), elements: &Element::ALL },
     File { name: "rotary", text: include_str!("../rotary.cu"), elements: &Element::ALL },
 ];
 

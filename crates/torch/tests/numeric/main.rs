@@ -13,6 +13,7 @@ mod dropped;
 mod embedding_sum;
 mod fused;
 mod head_on_gpu;
+mod images;
 mod linear;
 mod lists;
 mod max_pool;
@@ -22,6 +23,7 @@ mod regions;
 #[path = "../common/rendezvous.rs"]
 #[allow(dead_code, reason = "the other tests use the rest of it")]
 mod rendezvous;
+mod residual_inputs;
 mod rotary;
 mod rotary_kernels;
 mod scaled_rows;

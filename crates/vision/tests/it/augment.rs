@@ -1,5 +1,6 @@
 //! Transforms of batches: what is random follows from the samples, masks follow their images.
 
+use brigade_torch::is_channels_last;
 use brigade_vision::Size;
 use brigade_vision::augment::{Augment, Geometric, Hue, Lighting, Mix, Padding, RandomErasing};
 use brigade_vision::transforms::Normalize;
@@ -384,4 +385,34 @@ fn resized_crops_are_those_of_torchvision() {
     let ((least, most), (slim, wide)) = (range(&areas), range(&ratios));
     assert!((0.06..0.2).contains(&least) && (0.85..=1.0).contains(&most), "{least} to {most}");
     assert!((0.7..0.85).contains(&slim) && (1.2..1.4).contains(&wide), "{slim} to {wide}");
+}
+
+#[test]
+fn results_in_channels_last_and_16_bits_are_those_of_float32_rounded() {
+    let plain = Augment::new().normalize(Normalize::IMAGENET);
+    let moved = plain.clone().then(Geometric::PaddedCrop { padding: 2 });
+    let seeds: Vec<u64> = (40..44).collect();
+    for augment in [
+        plain.clone(),
+        moved.then(Geometric::Flip { p: 0.5 }).padding(Padding::Zeros),
+        plain.clone().lighting(Lighting::Brightness { max: 0.2, p: 1.0 }),
+        plain.clone().mix(Mix::MixUp { alpha: 0.4 }),
+        plain.erasing(RandomErasing { p: 1.0, ..RandomErasing::fastai() }),
+        Augment::fastai(),
+    ] {
+        for channels in [1, 3] {
+            tch::manual_seed(6);
+            let images = Tensor::randint(256, [4, channels, 24, 20], (Kind::Uint8, Device::Cpu));
+            let drawn = augment.draw(&seeds, &images).unwrap();
+            let expected = augment.apply(&images, &drawn).unwrap();
+            for kind in [Kind::BFloat16, Kind::Float] {
+                let last = augment.clone().channels_last(kind);
+                let found = last.apply(&images, &drawn).unwrap();
+                assert!(is_channels_last(&found).unwrap() || channels == 1);
+                assert!(found.equal(&expected.to_kind(kind)), "{augment:?}, {channels}, {kind:?}");
+            }
+        }
+    }
+    let last = Augment::new().channels_last(Kind::Half);
+    assert!(last.validation().apply(&images(2), &last.draw(&[1, 2], &images(2)).unwrap()).is_ok());
 }

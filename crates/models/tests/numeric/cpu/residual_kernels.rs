@@ -1,8 +1,8 @@
-//! Transformers on GPUs made of host memory whose kernels are emulated, against those whose operations are libtorch's.
+//! Models on GPUs made of host memory whose kernels are emulated, against those whose operations are libtorch's.
 
 use brigade_models::{
-    Bert, BertOptions, Gpt2, Gpt2Options, Llama, LlamaOptions, Mixtral, MixtralOptions,
-    VisionTransformer, VisionTransformerOptions,
+    Bert, BertOptions, Gpt2, Gpt2Options, Llama, LlamaOptions, Mixtral, MixtralOptions, ResNet,
+    ResNetOptions, VisionTransformer, VisionTransformerOptions, XResNet, XResNetOptions,
 };
 use brigade_nn::{Model, Module, ParamPath};
 use brigade_test_device::{fake, kernels};
@@ -26,7 +26,7 @@ where
     let gradients: Vec<Tensor> = model
         .parameters()
         .iter()
-        .filter_map(|parameter| gradient(&parameter.tensor).unwrap().map(|own| own.view([-1])))
+        .filter_map(|parameter| gradient(&parameter.tensor).unwrap().map(|own| own.reshape([-1])))
         .collect();
     [output.detach(), Tensor::cat(&gradients, 0)].map(|it| it.to_device(Device::Cpu))
 }
@@ -41,8 +41,18 @@ fn compared<M>(new: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor) -> Model<M
 where
     M: for<'a> Module<&'a Tensor, Output = Tensor>,
 {
+    compared_model(built(new), input)
+}
+
+fn built<M>(new: impl FnOnce(&ParamPath<'_>) -> M) -> Model<M> {
     tch::manual_seed(4);
-    let mut model = Model::builder().device(DEVICE).build(new).unwrap();
+    Model::builder().device(DEVICE).build(new).unwrap()
+}
+
+fn compared_model<M>(mut model: Model<M>, input: &Tensor) -> Model<M>
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
     let exact = results(&mut model, input, false);
     let operations = results(&mut model, input, true);
     let found = kernels::emulated(|| results(&mut model, input, true));
@@ -221,4 +231,43 @@ fn dropout_of_all_layers_depends_on_the_seed_in_16_bits() {
     }
     assert!(first[0].equal(&other[0]), "the embeddings have no dropout");
     assert!(!first[1].equal(&other[1]) && !first[2].equal(&other[2]));
+}
+
+/// Returns how often a step launches a kernel.
+fn launches<M>(model: &mut Model<M>, input: &Tensor, name: &str) -> u64
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
+    let account = fake::account(|| {
+        kernels::counted(|| drop(results(model, input, true)));
+    });
+    account.0.get(&format!("brigade::{name}")).map_or(0, |it| it.calls)
+}
+
+#[test]
+fn residual_networks_are_as_exact_with_the_kernels_in_16_bits() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    let images = Tensor::randn([4, 3, 33, 30], (Kind::Float, DEVICE));
+    let options = ResNetOptions::basic([3, 1, 1, 1]);
+    let mut model = built(|path| ResNet::new(path, 10, options));
+    model.to_channels_last().unwrap();
+    let mut model = compared_model(model, &images);
+    for (name, expected) in [
+        ("activate_pool", 1),
+        ("gradient_sums_pool", 1),
+        ("activate_shortcut", 6),
+        // The output of the last block has one use.
+        ("gradient_sums_two_uses", 5),
+        ("gradient_sums_shortcut", 1),
+    ] {
+        assert_eq!(launches(&mut model, &images, name), expected, "{name}");
+    }
+    let options = XResNetOptions::basic([2, 1]);
+    let mut model = built(|path| XResNet::new(path, 10, &options));
+    model.to_channels_last().unwrap();
+    let mut model = compared_model(model, &images);
+    assert_eq!(launches(&mut model, &images, "activate_pool"), 1);
+    assert_eq!(launches(&mut model, &images, "gradient_sums_two_uses"), 2);
 }
