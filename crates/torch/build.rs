@@ -13,7 +13,7 @@ use object_cache::{Flags, Inputs, Label, ObjectCache, Toolchain};
 /// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
 /// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
 /// Each further unit costs about 15 s of a processor; with many processors two units would end sooner.
-const FILES: [&str; 49] = [
+const FILES: [&str; 50] = [
     "norm.cpp",
     "norm_relu.cpp",
     "norm_residual.cpp",
@@ -23,6 +23,7 @@ const FILES: [&str; 49] = [
     "kernels/cross_entropy.cpp",
     "kernels/activation.cpp",
     "kernels/rotary.cpp",
+    "kernels/optimizer.cpp",
     "max_pool.cpp",
     "cross_entropy.cpp",
     "dropout.cpp",

@@ -183,7 +183,8 @@ at::Tensor kept_copy_with_rows(const at::Tensor& weight, at::ScalarType type, in
 at::Tensor copy_for_step(const at::Tensor& parameter) {
   const std::lock_guard lock(watched().mutex);
   const auto* kept = KeptCopy::of(parameter);
-  const bool can = kept != nullptr && kept->values.defined() && kept->is_current(parameter) && kept->is_own();
+  const bool can = suspended == 0 && kept != nullptr && kept->values.defined() && kept->is_current(parameter) &&
+      kept->is_own() && parameter.is_contiguous() && parameter.numel() <= kept->values.numel();
   return can ? kept->values : at::Tensor();
 }
 

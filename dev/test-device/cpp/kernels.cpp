@@ -16,6 +16,7 @@
 #include <barrier>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -83,6 +84,19 @@ unsigned __float_as_uint(float value) {
   return std::bit_cast<unsigned>(value);
 }
 
+// build.rs has them compiled without contractions.
+float __fadd_rn(float a, float b) {
+  return a + b;
+}
+
+float __fsub_rn(float a, float b) {
+  return a - b;
+}
+
+float __fmul_rn(float a, float b) {
+  return a * b;
+}
+
 // The pair of 16-bit values that lies in a word, and back.
 template <typename T>
 void widen_pair(unsigned pair, float& low, float& high) {
@@ -127,6 +141,9 @@ namespace activation {
 namespace rotary {
 #include "rotary.cu"
 } // namespace rotary
+namespace optimizer {
+#include "optimizer.cu"
+} // namespace optimizer
 #undef BRIGADE_ELEMENT
 } // namespace bfloat16
 
@@ -150,6 +167,9 @@ namespace activation {
 namespace rotary {
 #include "rotary.cu"
 } // namespace rotary
+namespace optimizer {
+#include "optimizer.cu"
+} // namespace optimizer
 #undef BRIGADE_ELEMENT
 } // namespace float16
 
@@ -165,6 +185,9 @@ namespace activation {
 namespace rotary {
 #include "rotary.cu"
 } // namespace rotary
+namespace optimizer {
+#include "optimizer.cu"
+} // namespace optimizer
 #undef BRIGADE_ELEMENT
 } // namespace float32
 
@@ -226,6 +249,12 @@ using Kernels = std::map<std::string, Kernel>;
   {BRIGADE_NAMED(type::rotary, RotaryArguments, rotary),              \
    BRIGADE_NAMED(type::rotary, RotaryArguments, rotary_unaligned)}
 
+#define BRIGADE_OPTIMIZER(type)                                                  \
+  {BRIGADE_NAMED(type::optimizer, AdamArguments, optimizer_adam),                \
+   BRIGADE_NAMED(type::optimizer, AdamArguments, optimizer_adam_amsgrad),        \
+   BRIGADE_NAMED(type::optimizer, SgdArguments, optimizer_sgd),                  \
+   BRIGADE_NAMED(type::optimizer, SgdArguments, optimizer_sgd_momentum)}
+
 // What dropout keeps of a row, by the function that kernels share: one thread for eight values.
 struct DropoutArguments {
   bool* kept;
@@ -257,6 +286,9 @@ const AllKernels& all_kernels() {
       {{"rotary", at::kBFloat16}, BRIGADE_ROTARY(bfloat16)},
       {{"rotary", at::kHalf}, BRIGADE_ROTARY(float16)},
       {{"rotary", at::kFloat}, BRIGADE_ROTARY(float32)},
+      {{"optimizer", at::kBFloat16}, BRIGADE_OPTIMIZER(bfloat16)},
+      {{"optimizer", at::kHalf}, BRIGADE_OPTIMIZER(float16)},
+      {{"optimizer", at::kFloat}, BRIGADE_OPTIMIZER(float32)},
       {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
       {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
       {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
@@ -301,8 +333,10 @@ class Emulated : public kernels::Program {
       return;
     }
     const std::string copy(static_cast<const char*>(args), bytes);
-    record([name, kernel, blocks, threads, copy] { run(name, kernel, blocks, threads, copy.data()); });
-    run(name, kernel, blocks, threads, args);
+    // As on a real GPU, a capture runs nothing: it could not take back what the kernel writes.
+    if (!record([name, kernel, blocks, threads, copy] { run(name, kernel, blocks, threads, copy.data()); })) {
+      run(name, kernel, blocks, threads, args);
+    }
   }
 
   static void run(
@@ -349,6 +383,15 @@ class Emulated : public kernels::Program {
     if (name.starts_with("activation")) {
       return bytes_of_activation(name, args);
     }
+    if (name.starts_with("optimizer")) {
+      // All rules have the tensors in front.
+      static_assert(
+          offsetof(float32::optimizer::AdamArguments, tensors) == 0 &&
+          offsetof(float32::optimizer::SgdArguments, tensors) == 0);
+      float32::optimizer::OptimizerTensors tensors;
+      std::memcpy(&tensors, args, sizeof(tensors));
+      return bytes_of_optimizer(tensors);
+    }
     if (!name.starts_with("norm_residual")) {
       return 0;
     }
@@ -384,6 +427,20 @@ class Emulated : public kernels::Program {
       matrices += matrix != nullptr;
     }
     return static_cast<uint64_t>(a.rows) * width * element_size_ * matrices + part_bytes;
+  }
+
+  // Parameters and states are read and written, gradients are read, copies are written.
+  uint64_t bytes_of_optimizer(const float32::optimizer::OptimizerTensors& tensors) const {
+    uint64_t bytes = 0;
+    for (int i = 0; i < tensors.count; ++i) {
+      const auto& t = tensors.of[i];
+      uint64_t of_value = 3 * sizeof(float) + (t.copy == nullptr ? 0 : element_size_);
+      for (const float* state : t.states) {
+        of_value += state == nullptr ? 0 : 2 * sizeof(float);
+      }
+      bytes += static_cast<uint64_t>(t.count) * of_value;
+    }
+    return bytes;
   }
 
   const Kernels kernels_;

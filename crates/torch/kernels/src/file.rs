@@ -31,6 +31,7 @@ pub static FILES: &[File] = &[
         text: include_str!("../norm_relu.cu"),
         elements: &[Element::Bfloat16, Element::Float16],
     },
+    File { name: "optimizer", text: include_str!("../optimizer.cu"), elements: &Element::ALL },
     File { name: "rotary", text: include_str!("../rotary.cu"), elements: &Element::ALL },
 ];
 
