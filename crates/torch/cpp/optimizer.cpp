@@ -314,6 +314,12 @@ bool step_by_kernels(const List& given, const Rows& rows, const Roles& states, c
       return false;
     }
   }
+  for (const auto& count : counts) {
+    // A storage can be made shorter than its tensors; those of rows are compared when the rows are made.
+    TORCH_CHECK(
+        static_cast<size_t>(count.storage_offset() + 1) * sizeof(float) <= count.storage().nbytes(),
+        "a count of steps has no memory for its number");
+  }
   std::map<at::ScalarType, std::vector<OptimizerRow>> lists;
   for (size_t i = 0; i < given.size(); ++i) {
     OptimizerRow row{rows.parameters[i], rows.gradients[i], {}, counts.empty() ? at::Tensor() : counts[i], copies[i]};

@@ -4,7 +4,7 @@ use brigade_test_device::{assert_same, fake, gpu, kernels, numeric_device};
 use brigade_torch::{
     Autocast, CrossEntropyOptions, DeviceNumbers, Graph, ProfilerOptions, Recording,
     clear_gradient, emulated_kind, from_vec, fused, gelu_linear, linear, linear_cross_entropy,
-    set_data, tied_embedding,
+    recomputed, set_data, tied_embedding,
 };
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
@@ -408,5 +408,52 @@ fn sixteen_bits_of_a_weight_are_written_by_a_step_on_a_gpu() {
         assert_eq!(casts(&uses), usual + 1, "{kinds:?}: one weight is cast");
         let fresh = all[1].detach().copy();
         assert!(product(&all[1], kinds[1]).equal(&product(&fresh, kinds[1])), "{kinds:?}");
+    }
+}
+
+/// Forwards and backwards of several batches between two steps, also with layers that are computed again.
+#[test]
+fn sixteen_bits_of_a_weight_are_not_cast_while_gradients_are_accumulated_on_a_gpu() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    tch::manual_seed(3);
+    let options = (Kind::Float, device);
+    let weight = Tensor::randn([ROWS, WIDTH], options).set_requires_grad(true);
+    let [mean, square] = [(); 2].map(|()| weight.detach().zeros_like());
+    let count = Tensor::ones([], options);
+    let input = Tensor::randn([4, WIDTH], options).to_kind(Kind::BFloat16).set_requires_grad(true);
+    for recompute in [false, true] {
+        let batch = || {
+            let output = {
+                let _scope = Autocast::enter(device, Kind::BFloat16, true).unwrap();
+                if recompute {
+                    let own = weight.shallow_clone();
+                    recomputed(&[&input], move |x| linear(&x[0], &own, None).unwrap()).unwrap()
+                } else {
+                    linear(&input, &weight, None).unwrap()
+                }
+            };
+            output.backward_from_ones();
+        };
+        let casts = || conversions(&fake::account(batch));
+        let step = || {
+            let (p, g, m, v) = (&[&weight], &[&weight.grad()], &[&mean], &[&square]);
+            fused::adam(p, g, m, v, &[], &[&count], &ADAMW, &HOST).unwrap();
+        };
+        batch();
+        batch();
+        // The weight's gradient becomes one in float32.
+        let usual = casts();
+        for batches in [1, 3] {
+            kernels::emulated(step);
+            clear_gradient(&weight).unwrap();
+            for batch in 0..batches {
+                assert_eq!(casts(), usual, "batch {batch} of {batches}, recompute {recompute}");
+            }
+        }
+        tch::no_grad(|| drop(weight.shallow_clone().g_add_scalar_(1.0)));
+        assert_eq!(casts(), usual + 1, "after a write, recompute {recompute}");
     }
 }
