@@ -93,7 +93,7 @@ __device__ __forceinline__ Factor factor(double value) {
   return {high, static_cast<float>(value - static_cast<double>(high))};
 }
 
-// by * x + y, whose error is a half unit in the last place, and another one of `y`. An infinity times `by.low` may be NaN
+// by * x + y, whose error is a half unit in the last place, and another half one of `y`. An infinity times `by.low` may be NaN
 // or have the wrong sign: results that are not finite are those of `by.high`.
 __device__ __forceinline__ float times_plus(Factor by, float x, float y) {
   const float sum = fmaf(by.high, x, fmaf(by.low, x, y));
@@ -103,6 +103,28 @@ __device__ __forceinline__ float times_plus(Factor by, float x, float y) {
 __device__ __forceinline__ float times(Factor by, float x) {
   const float product = fmaf(by.high, x, __fmul_rn(by.low, x));
   return is_finite(product) ? product : __fmul_rn(by.high, x);
+}
+
+// one * x + two * (y + rest), whose error is a half unit in the last place, and another half one of `two * y`. `rest` is
+// much smaller than `y`. Not for results that are not finite.
+__device__ __forceinline__ float finite_sum(Factor one, float x, Factor two, float y, float rest) {
+  const float small = fmaf(one.low, x, fmaf(two.low, y, __fmul_rn(two.high, rest)));
+  return fmaf(one.high, x, fmaf(two.high, y, small));
+}
+
+// one * x + two * y
+__device__ __forceinline__ float sum_of(Factor one, float x, Factor two, float y) {
+  const float sum = finite_sum(one, x, two, y, 0);
+  return is_finite(sum) ? sum : __fadd_rn(__fmul_rn(one.high, x), __fmul_rn(two.high, y));
+}
+
+// one * x + two * y * y. The square may be infinite where the result is not.
+__device__ __forceinline__ float sum_of_square(Factor one, float x, Factor two, float y) {
+  const float square = __fmul_rn(y, y);
+  const float sum = finite_sum(one, x, two, square, fmaf(y, y, -square));
+  return is_finite(sum)
+      ? sum
+      : __fadd_rn(__fmul_rn(one.high, x), __fmul_rn(__fmul_rn(two.high, y), y));
 }
 
 // Factors that all rules have.
@@ -194,8 +216,8 @@ struct Adam {
 
   static __device__ __forceinline__ void step(const Factors& f, Stepped<kStates>& it) {
     const float slope = f.shared.slope(it.gradient, it.parameter);
-    const float mean = times_plus(f.beta1, it.of[0], times(f.first, slope));
-    const float square = times_plus(f.beta2, it.of[1], __fmul_rn(times(f.second, slope), slope));
+    const float mean = sum_of(f.beta1, it.of[0], f.first, slope);
+    const float square = sum_of_square(f.beta2, it.of[1], f.second, slope);
     it.of[0] = mean;
     it.of[1] = square;
     float spread = square;
@@ -222,7 +244,7 @@ struct Sgd {
   static __device__ __forceinline__ void step(const Factors& f, Stepped<1>& it) {
     float move = f.shared.slope(it.gradient, it.parameter);
     if constexpr (buffered) {
-      const float sum = f.is_first ? move : times_plus(f.momentum, it.of[0], times(f.undamped, move));
+      const float sum = f.is_first ? move : sum_of(f.momentum, it.of[0], f.undamped, move);
       it.of[0] = sum;
       move = f.nesterov ? times_plus(f.momentum, sum, move) : sum;
     }
