@@ -1,7 +1,7 @@
 // Steps of Adam, AdamW and SGD over many float32 parameters, with their copies in 16 bits, for NVIDIA GPUs from compute
 // capability 8.0 on. crates/torch/cpp/kernels/optimizer.cpp launches these kernels.
 //
-// Registers of a thread: at most 80.
+// Registers of a thread: at most 112.
 //
 // A launch steps as many parameters as fit into its argument; a block steps a chunk of one of them. A thread has eight
 // values, which it reads and writes as vectors of 16 bytes where all of the parameter's memory begins at a multiple of 16
@@ -397,11 +397,11 @@ __device__ __forceinline__ void step_chunk(const typename Rule::Arguments& a) {
 
 }  // namespace
 
-BRIGADE_KERNEL(kOptimizerThreads, 3) optimizer_adam(AdamArguments a) {
+BRIGADE_KERNEL(kOptimizerThreads, 2) optimizer_adam(AdamArguments a) {
   step_chunk<Adam<false>>(a);
 }
 
-BRIGADE_KERNEL(kOptimizerThreads, 3) optimizer_adam_amsgrad(AdamArguments a) {
+BRIGADE_KERNEL(kOptimizerThreads, 2) optimizer_adam_amsgrad(AdamArguments a) {
   step_chunk<Adam<true>>(a);
 }
 
