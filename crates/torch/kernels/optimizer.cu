@@ -1,7 +1,7 @@
 // Steps of Adam, AdamW and SGD over many float32 parameters, with their copies in 16 bits, for NVIDIA GPUs from compute
 // capability 8.0 on. crates/torch/cpp/kernels/optimizer.cpp launches these kernels.
 //
-// Registers of a thread: at most 112.
+// Registers of a thread: at most 128.
 //
 // A launch steps as many parameters as fit into its argument; a block steps a chunk of one of them. A thread has eight
 // values, which it reads and writes as vectors of 16 bytes where all of the parameter's memory begins at a multiple of 16
@@ -9,7 +9,7 @@
 //
 // The formulas are those of libtorch's fused kernels. Those compute most of a step in float64, which GPUs without fast
 // float64 take longer for than for the memory; here a factor is a float64 number split into two of float32, whose product
-// with a value is rounded once. All roundings are explicit, so that a value's bits do not depend on its place.
+// with a value is rounded once, and sums keep what their roundings lose. All roundings are explicit, so that a value's bits do not depend on its place.
 
 // What a parameter's step reads and writes: float32 in memory without gaps, in the same order of elements.
 struct OptimizerTensor {
@@ -93,23 +93,21 @@ __device__ __forceinline__ Factor factor(double value) {
   return {high, static_cast<float>(value - static_cast<double>(high))};
 }
 
-// by * x + y, whose error is a half unit in the last place, and another half one of `y`. An infinity times `by.low` may be NaN
-// or have the wrong sign: results that are not finite are those of `by.high`.
-__device__ __forceinline__ float times_plus(Factor by, float x, float y) {
-  const float sum = fmaf(by.high, x, fmaf(by.low, x, y));
-  return is_finite(sum) ? sum : __fadd_rn(__fmul_rn(by.high, x), y);
-}
-
 __device__ __forceinline__ float times(Factor by, float x) {
   const float product = fmaf(by.high, x, __fmul_rn(by.low, x));
   return is_finite(product) ? product : __fmul_rn(by.high, x);
 }
 
-// one * x + two * (y + rest), whose error is a half unit in the last place, and another half one of `two * y`. `rest` is
-// much smaller than `y`. Not for results that are not finite.
+// one * x + two * (y + rest), where `rest` is much smaller than `y`, with an error of half a unit in the last place, also
+// where the terms cancel: what the products and their sum lose is added at the end. NaN where a term is not finite.
 __device__ __forceinline__ float finite_sum(Factor one, float x, Factor two, float y, float rest) {
-  const float small = fmaf(one.low, x, fmaf(two.low, y, __fmul_rn(two.high, rest)));
-  return fmaf(one.high, x, fmaf(two.high, y, small));
+  const float first = __fmul_rn(one.high, x), second = __fmul_rn(two.high, y);
+  const float sum = __fadd_rn(first, second);
+  const float added = __fsub_rn(sum, first);
+  const float of_sum = __fadd_rn(__fsub_rn(first, __fsub_rn(sum, added)), __fsub_rn(second, added));
+  const float of_products = __fadd_rn(fmaf(one.high, x, -first), fmaf(two.high, y, -second));
+  const float of_factors = fmaf(one.low, x, fmaf(two.low, y, __fmul_rn(two.high, rest)));
+  return __fadd_rn(sum, __fadd_rn(of_sum, __fadd_rn(of_products, of_factors)));
 }
 
 // one * x + two * y
@@ -150,12 +148,17 @@ struct SharedFactors {
 
   // Without weight decay an infinite parameter must not become a NaN of the slope, or of the result.
   __device__ __forceinline__ float slope(float own, float parameter) const {
-    const float scaled = times(gradient, own);
-    return adds ? times_plus(added, parameter, scaled) : scaled;
+    return adds ? sum_of(added, parameter, gradient, own) : times(gradient, own);
   }
 
-  __device__ __forceinline__ float moved(float parameter, float move) const {
-    return __fsub_rn(parameter, shrinks ? times_plus(shrink, parameter, move) : move);
+  // The parameter after a move by `by` times (move + rest), where `rest` is much smaller than `move`, or not finite.
+  __device__ __forceinline__ float moved(float parameter, Factor by, float move, float rest) const {
+    const float exact = shrinks ? finite_sum(shrink, parameter, by, move, rest)
+                                : fmaf(by.high, move, fmaf(by.low, move, __fmul_rn(by.high, rest)));
+    if (is_finite(exact)) {
+      return __fsub_rn(parameter, exact);
+    }
+    return __fsub_rn(parameter, shrinks ? sum_of(shrink, parameter, by, move) : times(by, move));
   }
 };
 
@@ -227,8 +230,22 @@ struct Adam {
       spread = square > known || square != square ? square : known;
       it.of[2] = spread;
     }
-    const float denominator = times_plus(f.inverse_root, sqrtf(spread), f.eps);
-    it.parameter = f.shared.moved(it.parameter, times(f.size, mean) / denominator);
+    const float root = sqrtf(spread);
+    const float scaled = __fmul_rn(f.inverse_root.high, root);
+    const float denominator = __fadd_rn(scaled, f.eps);
+    const float quotient = mean / denominator;
+    // What root, denominator and quotient lose by their roundings, which together would be several units in the last place
+    // of the move. NaN, and ignored, for a root of 0.
+    const float of_root = fmaf(-root, root, spread);
+    const float added = __fsub_rn(denominator, scaled);
+    const float of_sum = __fadd_rn(__fsub_rn(scaled, __fsub_rn(denominator, added)), __fsub_rn(f.eps, added));
+    const float of_product = fmaf(f.inverse_root.low, root, fmaf(f.inverse_root.high, root, -scaled));
+    const float of_quotient = fmaf(-quotient, denominator, mean);
+    const float twice = __fadd_rn(root, root);
+    const float rest = fmaf(twice, fmaf(-quotient, __fadd_rn(of_sum, of_product), of_quotient),
+                            -__fmul_rn(__fmul_rn(quotient, f.inverse_root.high), of_root)) /
+        __fmul_rn(twice, denominator);
+    it.parameter = f.shared.moved(it.parameter, f.size, quotient, rest);
   }
 };
 
@@ -246,9 +263,9 @@ struct Sgd {
     if constexpr (buffered) {
       const float sum = f.is_first ? move : sum_of(f.momentum, it.of[0], f.undamped, move);
       it.of[0] = sum;
-      move = f.nesterov ? times_plus(f.momentum, sum, move) : sum;
+      move = f.nesterov ? sum_of(f.momentum, sum, Factor{1, 0}, move) : sum;
     }
-    it.parameter = f.shared.moved(it.parameter, times(f.rate, move));
+    it.parameter = f.shared.moved(it.parameter, f.rate, move, 0);
   }
 };
 
