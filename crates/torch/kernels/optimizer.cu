@@ -4,19 +4,20 @@
 // Registers of a thread: at most 128.
 //
 // A launch steps as many parameters as fit into its argument; a block steps a chunk of one of them. A thread has eight
-// values, which it reads and writes as vectors of 16 bytes where all of the parameter's memory begins at a multiple of 16
-// bytes. The type of the elements is that of the copies; without copies the kernels are the same for all types.
+// values, which it reads and writes as vectors of 16 bytes where all of the parameter's memory begins at a multiple of
+// 16 bytes. The type of the elements is that of the copies; without copies the kernels are the same for all types.
 //
-// The formulas are those of libtorch's fused kernels. Those compute most of a step in float64, which GPUs without fast
-// float64 take longer for than for the memory; here a factor is a float64 number split into two of float32, whose product
-// with a value is rounded once, and sums keep what their roundings lose. All roundings are explicit, so that a value's bits do not depend on its place.
+// The formulas are those of libtorch's fused kernels. Those compute most of a step in float64, for which GPUs without
+// fast float64 take longer than for the memory. Here a factor is a float64 number split into two of float32, whose
+// product with a value is rounded once, and sums keep what their roundings lose. All roundings are explicit, so that a
+// value's bits do not depend on its place.
 
 // What a parameter's step reads and writes: float32 in memory without gaps, in the same order of elements.
 struct OptimizerTensor {
   float* parameter;
   const float* gradient;
-  // Adam: the running means of the gradient and of its square, and the largest of the latter (AMSGrad). SGD: the momentum
-  // buffer. Null for those that a rule does not have.
+  // Adam: the running means of the gradient and of its square, and the largest of the latter (AMSGrad). SGD: the
+  // momentum buffer. Null for those that a rule does not have.
   float* states[3];
   // Copy of the parameter in the type of the elements. Null for none.
   void* copy;
@@ -98,8 +99,8 @@ __device__ __forceinline__ float times(Factor by, float x) {
   return is_finite(product) ? product : __fmul_rn(by.high, x);
 }
 
-// one * x + two * (y + rest), where `rest` is much smaller than `y`, with an error of half a unit in the last place, also
-// where the terms cancel: what the products and their sum lose is added at the end. NaN where a term is not finite.
+// one * x + two * (y + rest), where `rest` is much smaller than `y`, with an error of half a unit in the last place,
+// also where the terms cancel: what products and sum lose is added at the end. NaN where a term is not finite.
 __device__ __forceinline__ float finite_sum(Factor one, float x, Factor two, float y, float rest) {
   const float first = __fmul_rn(one.high, x), second = __fmul_rn(two.high, y);
   const float sum = __fadd_rn(first, second);
@@ -234,8 +235,8 @@ struct Adam {
     const float scaled = __fmul_rn(f.inverse_root.high, root);
     const float denominator = __fadd_rn(scaled, f.eps);
     const float quotient = mean / denominator;
-    // What root, denominator and quotient lose by their roundings, which together would be several units in the last place
-    // of the move. NaN, and ignored, for a root of 0.
+    // What root, denominator and quotient lose by their roundings, together several units in the last place of the
+    // move. NaN, and ignored, for a root of 0.
     const float of_root = fmaf(-root, root, spread);
     const float added = __fsub_rn(denominator, scaled);
     const float of_sum = __fadd_rn(__fsub_rn(scaled, __fsub_rn(denominator, added)), __fsub_rn(f.eps, added));
