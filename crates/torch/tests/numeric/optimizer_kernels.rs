@@ -84,6 +84,9 @@ impl Parameter {
     }
 }
 
+/// A step of all parameters.
+type Run<'a> = &'a dyn Fn(&[Parameter]);
+
 fn on(parameters: &[Parameter], device: Device) -> Vec<Parameter> {
     parameters.iter().map(|it| it.on(device)).collect()
 }
@@ -190,7 +193,7 @@ fn check(
     what: &str,
     device: Device,
     scale: f64,
-    step: &dyn Fn(&[Parameter]),
+    step: Run<'_>,
     reference: &dyn Fn(f64, [f64; 5]) -> [f64; 5],
 ) {
     for count in [1f32, 1_000.0] {
@@ -279,8 +282,7 @@ fn kernels_give_a_value_the_same_bits_in_every_place() {
     let size = CHUNK + 1_003;
     let given = [Parameter::random(size, 3.0)];
     let amsgrad = fused::AdamStep { amsgrad: true, ..ADAMW };
-    let rules: [&dyn Fn(&[Parameter]); 2] =
-        [&|own| adam(own, &amsgrad, &HOST), &|own| sgd(own, &SGD, &HOST)];
+    let rules: [Run<'_>; 2] = [&|own| adam(own, &amsgrad, &HOST), &|own| sgd(own, &SGD, &HOST)];
     for rule in rules {
         let whole = on(&given, device);
         by_kernels(|| rule(&whole));
