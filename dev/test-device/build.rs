@@ -29,6 +29,8 @@ fn main() {
         .warnings(false)
         // Debug information of libtorch's headers doubles the time of each file.
         .debug(false)
+        // Kernels say where a product and a sum are rounded once.
+        .flag_if_supported("-ffp-contract=off")
         .flag("-isystem")
         .flag(include.to_str().expect("libtorch's path is UTF-8"))
         .flag("-isystem")

@@ -1,6 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "foreach.h"
+#include "kernels/optimizer.h"
 #include "step_ranges.h"
 #include "weights.h"
 
@@ -282,6 +283,65 @@ void adagrad_on_cpu(
   });
 }
 
+// Steps parameters in float32 on a GPU by Brigade's kernels, which write their copies for products as well. `given` are
+// the parameters, which the copies belong to, and `rows` their memory. `run` steps a list of rows by a program. Returns
+// false, and does nothing, where there are no kernels for them.
+template <typename Run>
+bool step_by_kernels(const List& given, const Rows& rows, const Roles& states, const List& counts, const Run& run) {
+  const auto device = given[0].device();
+  const auto is_negated = [](const at::Tensor& parameter) { return parameter.is_neg(); };
+  if (!device.is_cuda() || given[0].scalar_type() != at::kFloat ||
+      std::any_of(given.begin(), given.end(), is_negated)) {
+    return false;
+  }
+  List copies;
+  copies.reserve(given.size());
+  std::map<at::ScalarType, kernels::Program*> programs;
+  for (const auto& parameter : given) {
+    copies.push_back(copy_for_step(parameter));
+    if (copies.back().defined()) {
+      programs[copies.back().scalar_type()] = nullptr;
+    }
+  }
+  for (auto& [type, program] : programs) {
+    program = kernels::program("optimizer", device, type);
+  }
+  if (programs.empty()) {
+    programs[at::kFloat] = kernels::program_of_any_type("optimizer", device);
+  }
+  for (const auto& [type, program] : programs) {
+    if (program == nullptr) {
+      return false;
+    }
+  }
+  for (const auto& count : counts) {
+    // A storage can be made shorter than its tensors; those of rows are compared when the rows are made.
+    TORCH_CHECK(
+        static_cast<size_t>(count.storage_offset() + 1) * sizeof(float) <= count.storage().nbytes(),
+        "a count of steps has no memory for its number");
+  }
+  std::map<at::ScalarType, std::vector<OptimizerRow>> lists;
+  for (size_t i = 0; i < given.size(); ++i) {
+    OptimizerRow row{rows.parameters[i], rows.gradients[i], {}, counts.empty() ? at::Tensor() : counts[i], copies[i]};
+    for (const auto& list : states) {
+      if (!list.empty()) {
+        row.states.push_back(list[i]);
+      }
+    }
+    lists[copies[i].defined() ? copies[i].scalar_type() : programs.begin()->first].push_back(std::move(row));
+  }
+  for (const auto& [type, list] : lists) {
+    run(*programs.at(type), list);
+  }
+  for (size_t i = 0; i < given.size(); ++i) {
+    changed(given[i]);
+    if (copies[i].defined()) {
+      copy_was_stepped(given[i]);
+    }
+  }
+  return true;
+}
+
 // SGD with momentum by operations. `weight_decay` is what is added to the gradient.
 void sgd_list(StepPiece& piece, const SgdStep& step, double weight_decay, const StepNumbers& now) {
   const auto &p = piece.roles[0], &buffers = piece.roles[2];
@@ -375,6 +435,13 @@ void fused_adam(
       rows[i].write_back();
       continue;
     }
+    const auto by_kernels = [&](kernels::Program& program, const std::vector<OptimizerRow>& list) {
+      adam_gpu(program, list, step, now);
+    };
+    if (step_by_kernels(kinds[i][0], rows[i], {m, v, vmax}, t, by_kernels)) {
+      rows[i].write_back();
+      continue;
+    }
     const auto run = [&](const auto& lr) {
       if (step.decoupled) {
         at::_fused_adamw_(
@@ -419,6 +486,14 @@ void fused_sgd(
     const bool count_decides = step.momentum != 0 && !now.steps.on_host() && step.dampening != 0;
     if (p[0].is_cpu() && !count_decides) {
       sgd_on_cpu({p, g, buffers}, step, now);
+      rows[i].write_back();
+      continue;
+    }
+    const auto by_kernels = [&](kernels::Program& program, const std::vector<OptimizerRow>& list) {
+      sgd_gpu(program, list, step, now);
+    };
+    const Roles states = step.momentum == 0 ? Roles{} : Roles{buffers};
+    if (!count_decides && step_by_kernels(kinds[i][0], rows[i], states, {}, by_kernels)) {
       rows[i].write_back();
       continue;
     }

@@ -1,5 +1,5 @@
-// Steps in one pass over all parameters of a device and kind: the loops of `step_kernels.h` on the CPU, libtorch's
-// fused kernels elsewhere. `device` is what `StepNumbers` takes. Adagrad off the CPU or with numbers on a device, and
+// Steps in one pass over all parameters of a device and kind: the loops of `step_kernels.h` on the CPU; on a GPU, for Adam
+// and SGD in float32, the kernels of `kernels/optimizer.h`; libtorch's fused kernels elsewhere. `device` is what `StepNumbers` takes. Adagrad off the CPU or with numbers on a device, and
 // SGD with dampening whose count of steps is on a device, are made of foreach operations.
 #pragma once
 

@@ -58,12 +58,19 @@ struct KeptCopy final : c10::BackendMeta {
     return dynamic_cast<KeptCopy*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
   }
 
-  bool is_current(const at::Tensor& parameter) const {
-    const auto* storage = parameter.storage().unsafeGetStorageImpl();
+  // Whether the values are those of a tensor: the parameter, or one that has its memory.
+  bool is_current(const at::Tensor& tensor) const {
+    const auto* storage = tensor.storage().unsafeGetStorageImpl();
     const auto& all = watched().storages;
     const auto found = all.find(storage);
     return found != all.end() && found->second == this && storage == watches() && replay == replays &&
-        version == parameter._version() && c10::impl::cow::is_cow_data_ptr(storage->data_ptr());
+        version == counter.current_version() && c10::impl::cow::is_cow_data_ptr(storage->data_ptr());
+  }
+
+  // The same in a type and with so many rows at least.
+  bool serves(const at::Tensor& tensor, at::ScalarType type, int64_t rows) const {
+    return values.defined() && values.scalar_type() == type && values.dim() == tensor.dim() &&
+        values.size(0) >= rows && values.sizes().slice(1) == tensor.sizes().slice(1) && is_current(tensor);
   }
 
   void fill(const at::Tensor& parameter, at::ScalarType type, int64_t rows) {
@@ -91,7 +98,8 @@ struct KeptCopy final : c10::BackendMeta {
     const bool is_shared = c10::impl::cow::lazy_clone_storage(*impl).defined();
     if (is_shared) {
       source.emplace(storage.getWeakStorageImpl());
-      version = parameter._version();
+      counter = parameter.unsafeGetTensorImpl()->version_counter();
+      version = counter.current_version();
       replay = replays;
       watched().storages[impl] = this;
     }
@@ -118,6 +126,7 @@ struct KeptCopy final : c10::BackendMeta {
 
   at::Tensor values; // the parameter's elements in their order, and rows of zeros
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> source;
+  c10::VariableVersion counter; // the parameter's
   int64_t version = 0;
   int64_t replay = 0;
 };
@@ -128,15 +137,18 @@ at::Tensor parameter_of(const at::Tensor& weight) {
 
 // The parameter's copy, current and of at least as many rows.
 const at::Tensor& current_values(const at::Tensor& parameter, at::ScalarType type, int64_t rows) {
+  // Perhaps that of another tensor with the memory: the backward of a recomputed part has such a one.
+  const auto& all = watched().storages;
+  const auto found = all.find(parameter.storage().unsafeGetStorageImpl());
+  if (found != all.end() && found->second->serves(parameter, type, rows)) {
+    return found->second->values;
+  }
   auto* impl = parameter.unsafeGetTensorImpl();
   if (impl->get_backend_meta() == nullptr) {
     impl->set_backend_meta(c10::make_intrusive<KeptCopy>());
   }
   auto& kept = *KeptCopy::of(parameter);
-  const bool fits = kept.values.defined() && kept.values.scalar_type() == type && kept.values.size(0) >= rows;
-  if (!fits || !kept.is_current(parameter)) {
-    kept.fill(parameter, type, rows);
-  }
+  kept.fill(parameter, type, rows);
   return kept.values;
 }
 
@@ -183,7 +195,8 @@ at::Tensor kept_copy_with_rows(const at::Tensor& weight, at::ScalarType type, in
 at::Tensor copy_for_step(const at::Tensor& parameter) {
   const std::lock_guard lock(watched().mutex);
   const auto* kept = KeptCopy::of(parameter);
-  const bool can = kept != nullptr && kept->values.defined() && kept->is_current(parameter) && kept->is_own();
+  const bool can = suspended == 0 && kept != nullptr && kept->values.defined() && kept->is_current(parameter) &&
+      kept->is_own() && parameter.is_contiguous() && parameter.numel() <= kept->values.numel();
   return can ? kept->values : at::Tensor();
 }
 

@@ -20,8 +20,8 @@ at::Tensor kept_copy(const at::Tensor& weight, at::ScalarType type);
 // The same with rows of zeros behind it up to `rows`. Only where `keeps_whole_copy` is true.
 at::Tensor kept_copy_with_rows(const at::Tensor& weight, at::ScalarType type, int64_t rows);
 
-// Memory of a copy for a step on the CPU that writes the parameter's elements there as well, in their order; undefined
-// without a copy that is up to date. Called before the step asks for the parameter's memory.
+// Memory of a copy for a step that writes the parameter's elements there as well, in their order; undefined without a
+// copy that is up to date, and while a graph is recorded. Called before the step asks for the parameter's memory.
 at::Tensor copy_for_step(const at::Tensor& parameter);
 // The step has written both.
 void copy_was_stepped(const at::Tensor& parameter);

@@ -2,7 +2,8 @@
 // GPU, and by the emulation (dev/test-device/cpp/kernels.cpp) for the CPU.
 //
 // NVRTC has no headers, and none are needed. The emulation defines BRIGADE_EMULATED_GPU, __device__ and its like,
-// uint4 and float4, __syncthreads, widen and narrow, warp_shuffle for float and for unsigned, and assert_failed.
+// uint4 and float4, __syncthreads, widen and narrow, warp_shuffle for float and for unsigned, operations that are
+// rounded on their own (__fmul_rn and its like), and assert_failed.
 
 // Type of the values, by the macro BRIGADE_ELEMENT.
 #define BRIGADE_BFLOAT16 0

@@ -1,6 +1,9 @@
 //! Steps of Adam, AdamW, SGD and Adagrad: one pass over all parameters of a device and kind.
 //!
-//! On CUDA they are libtorch's fused kernels. On the CPU they are loops of this crate with the same order of
+//! On NVIDIA GPUs from compute capability 8.0 on, Adam, AdamW and SGD of float32 parameters are a kernel of this crate
+//! (`optimizer`, which `BRIGADE_FUSED=-optimizer` turns off) with the formulas of libtorch's fused kernels, for up to 56
+//! parameters in one launch. It also writes the 16-bit copies of the parameters that autocast's products read, so that
+//! the next forward pass does not cast them. Other steps on CUDA are libtorch's fused kernels. On the CPU they are loops of this crate with the same order of
 //! operations: 16-bit parameters and states are computed in float32 and rounded at the end, and the result of an
 //! element depends on its numbers alone, not on its place, the size of its tensor, the number of threads or the
 //! processor (the bits of a NaN excepted). libtorch's kernels for the CPU do not have that property, which sharded

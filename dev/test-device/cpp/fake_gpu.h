@@ -68,8 +68,8 @@ void register_operators();
 void register_attention(torch::Library& library);
 bool capturing();
 bool capturing(c10::DeviceIndex device);
-// Adds a launch of a kernel to the graph that is being captured, if there is one.
-void record(std::function<void()> node);
+// Adds a launch of a kernel to the graph that is being captured. Returns false if there is none.
+bool record(std::function<void()> node);
 // Puts the freeing of memory off until the graph that is being captured is freed, whose launches refer to it by addresses
 // alone. Returns false if none is captured.
 bool free_with_graph(std::function<void()> free);

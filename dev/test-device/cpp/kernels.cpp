@@ -15,6 +15,7 @@
 #include <barrier>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -82,6 +83,19 @@ unsigned __float_as_uint(float value) {
   return std::bit_cast<unsigned>(value);
 }
 
+// build.rs has them compiled without contractions.
+float __fadd_rn(float a, float b) {
+  return a + b;
+}
+
+float __fsub_rn(float a, float b) {
+  return a - b;
+}
+
+float __fmul_rn(float a, float b) {
+  return a * b;
+}
+
 // The pair of 16-bit values that lies in a word, and back.
 template <typename T>
 void widen_pair(unsigned pair, float& low, float& high) {
@@ -132,6 +146,9 @@ namespace embedding {
 namespace images {
 #include "images.cu"
 } // namespace images
+namespace optimizer {
+#include "optimizer.cu"
+} // namespace optimizer
 #undef BRIGADE_ELEMENT
 } // namespace bfloat16
 
@@ -161,6 +178,9 @@ namespace embedding {
 namespace images {
 #include "images.cu"
 } // namespace images
+namespace optimizer {
+#include "optimizer.cu"
+} // namespace optimizer
 #undef BRIGADE_ELEMENT
 } // namespace float16
 
@@ -182,6 +202,9 @@ namespace embedding {
 namespace images {
 #include "images.cu"
 } // namespace images
+namespace optimizer {
+#include "optimizer.cu"
+} // namespace optimizer
 #undef BRIGADE_ELEMENT
 } // namespace float32
 
@@ -252,6 +275,12 @@ using Kernels = std::map<std::string, Kernel>;
 
 #define BRIGADE_IMAGES(type) {BRIGADE_NAMED(type::images, ImagesArguments, normalize_images)}
 
+#define BRIGADE_OPTIMIZER(type)                                                  \
+  {BRIGADE_NAMED(type::optimizer, AdamArguments, optimizer_adam),                \
+   BRIGADE_NAMED(type::optimizer, AdamArguments, optimizer_adam_amsgrad),        \
+   BRIGADE_NAMED(type::optimizer, SgdArguments, optimizer_sgd),                  \
+   BRIGADE_NAMED(type::optimizer, SgdArguments, optimizer_sgd_momentum)}
+
 // What dropout keeps of a row, by the function that kernels share: one thread for eight values.
 struct DropoutArguments {
   bool* kept;
@@ -289,6 +318,9 @@ const AllKernels& all_kernels() {
       {{"images", at::kBFloat16}, BRIGADE_IMAGES(bfloat16)},
       {{"images", at::kHalf}, BRIGADE_IMAGES(float16)},
       {{"images", at::kFloat}, BRIGADE_IMAGES(float32)},
+      {{"optimizer", at::kBFloat16}, BRIGADE_OPTIMIZER(bfloat16)},
+      {{"optimizer", at::kHalf}, BRIGADE_OPTIMIZER(float16)},
+      {{"optimizer", at::kFloat}, BRIGADE_OPTIMIZER(float32)},
       {{"cross_entropy", at::kBFloat16}, BRIGADE_CROSS_ENTROPY(bfloat16)},
       {{"cross_entropy", at::kHalf}, BRIGADE_CROSS_ENTROPY(float16)},
       {{"cross_entropy", at::kFloat}, BRIGADE_CROSS_ENTROPY(float32)},
@@ -333,8 +365,10 @@ class Emulated : public kernels::Program {
       return;
     }
     const std::string copy(static_cast<const char*>(args), bytes);
-    record([name, kernel, blocks, threads, copy] { run(name, kernel, blocks, threads, copy.data()); });
-    run(name, kernel, blocks, threads, args);
+    // As on a real GPU, a capture runs nothing: it could not take back what the kernel writes.
+    if (!record([name, kernel, blocks, threads, copy] { run(name, kernel, blocks, threads, copy.data()); })) {
+      run(name, kernel, blocks, threads, args);
+    }
   }
 
   static void run(
@@ -388,6 +422,15 @@ class Emulated : public kernels::Program {
     }
     if (name.starts_with("embedding")) {
       return bytes_of_embedding(name, args);
+    }
+    if (name.starts_with("optimizer")) {
+      // All rules have the tensors in front.
+      static_assert(
+          offsetof(float32::optimizer::AdamArguments, tensors) == 0 &&
+          offsetof(float32::optimizer::SgdArguments, tensors) == 0);
+      float32::optimizer::OptimizerTensors tensors;
+      std::memcpy(&tensors, args, sizeof(tensors));
+      return bytes_of_optimizer(tensors);
     }
     if (!name.starts_with("norm_residual")) {
       return kernels_.count("activate_relu") > 0 ? bytes_of_norm(name, args) : 0;
@@ -475,6 +518,20 @@ class Emulated : public kernels::Program {
       matrices += matrix != nullptr;
     }
     return static_cast<uint64_t>(a.rows) * width * element_size_ * matrices + part_bytes;
+  }
+
+  // Parameters and states are read and written, gradients are read, copies are written.
+  uint64_t bytes_of_optimizer(const float32::optimizer::OptimizerTensors& tensors) const {
+    uint64_t bytes = 0;
+    for (int i = 0; i < tensors.count; ++i) {
+      const auto& t = tensors.of[i];
+      uint64_t of_value = 3 * sizeof(float) + (t.copy == nullptr ? 0 : element_size_);
+      for (const float* state : t.states) {
+        of_value += state == nullptr ? 0 : 2 * sizeof(float);
+      }
+      bytes += static_cast<uint64_t>(t.count) * of_value;
+    }
+    return bytes;
   }
 
   const Kernels kernels_;

@@ -848,11 +848,13 @@ bool capturing(DeviceIndex device) {
   return capture != nullptr && capture->device == device && capture_of_stream() != nullptr;
 }
 
-void record(std::function<void()> node) {
+bool record(std::function<void()> node) {
   std::lock_guard<std::recursive_mutex> lock(graph_mutex);
-  if (Graph* captured = capture_of_stream()) {
+  Graph* captured = capture_of_stream();
+  if (captured != nullptr) {
     captured->nodes.push_back(std::move(node));
   }
+  return captured != nullptr;
 }
 
 bool free_with_graph(std::function<void()> free) {

@@ -6,7 +6,7 @@ use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, DeviceScalars, Group, Lamb, Lars, Lookahead, Muon, Optimizer,
     QHAdam, RAdam, RmsProp, Rule, Sgd, Step, all_optimizers,
 };
-use brigade_test_device::numeric_device;
+use brigade_test_device::{fake, gpu, kernels, numeric_device};
 use brigade_torch::{ErrorKind, ProfiledEvent, ProfilerOptions, Recording, Result, set_gradient};
 use tch::{Device, Kind, Tensor};
 
@@ -412,4 +412,51 @@ fn scalars_that_do_not_fit_are_refused() {
         assert!(text.contains(named), "{text}");
     }
     assert_eq!(sgd.steps(), 0);
+}
+
+/// States that were saved after steps by the kernels of a GPU go on with them bit for bit. They have the names of those
+/// of libtorch's kernels, and are in each step within a unit in the last place as close to float64.
+#[test]
+fn states_of_steps_by_kernels_of_a_gpu_are_those_of_libtorchs() {
+    const STEPS: i64 = 6;
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    for (name, build) in FUSED {
+        println!("{name}");
+        let run = |device: Device, kind: Kind, saved_at: i64| {
+            let model = model_on(device, &SHAPES, kind);
+            let mut optimizer = build(&model).unwrap();
+            crate::filled::take(&model, &mut optimizer, 0..saved_at);
+            if saved_at > 0 {
+                let state = optimizer.state_dict().unwrap();
+                optimizer = build(&model).unwrap();
+                optimizer.load_state_dict(&state).unwrap();
+            }
+            crate::filled::take(&model, &mut optimizer, saved_at..STEPS);
+            everything(&model, &optimizer)
+        };
+        let launches = fake::account(|| {
+            kernels::emulated(|| run(device, Kind::Float, 0));
+        });
+        let is_own = |name: &String| name.starts_with("brigade::optimizer");
+        assert!(launches.0.keys().any(is_own), "{launches}");
+        let (found, names) = kernels::emulated(|| run(device, Kind::Float, 0));
+        let (resumed, _) = kernels::emulated(|| run(device, Kind::Float, STEPS / 2));
+        assert_eq!(found, resumed);
+        let (plain, plain_names) = run(device, Kind::Float, 0);
+        let (exact, _) = run(Device::Cpu, Kind::Double, 0);
+        assert_eq!(names, plain_names);
+        for (index, exact) in exact.iter().enumerate() {
+            let apart = |values: &[f64]| {
+                let errors = values.iter().zip(exact).map(|(value, exact)| (value - exact).abs());
+                errors.fold(0.0, f64::max)
+            };
+            let size = exact.iter().fold(0.0, |size: f64, value| size.max(value.abs()));
+            let allowed = apart(&plain[index]) + STEPS as f64 * f64::from(f32::EPSILON) * size;
+            let found = apart(&found[index]);
+            assert!(found <= allowed, "{index}: {found:e} > {allowed:e}");
+        }
+    }
 }

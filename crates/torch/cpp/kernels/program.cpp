@@ -23,6 +23,8 @@ namespace {
 struct Slot {
   std::once_flag filled;
   std::unique_ptr<Program> program;
+  // The program as soon as it is there, for those that do not wait for it.
+  std::atomic<Program*> known = nullptr;
   std::string reason;
 };
 
@@ -39,6 +41,7 @@ void fill(Slot& slot, const std::string& file, c10::DeviceIndex device, c10::Sca
       TORCH_WARN("GPU kernels: ", std::string(made.remark));
     }
     slot.program = load(device, made.code.data());
+    slot.known = slot.program.get();
   } catch (const c10::Error& error) {
     slot.reason = error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -52,15 +55,23 @@ void fill(Slot& slot, const std::string& file, c10::DeviceIndex device, c10::Sca
 #endif
 }
 
-const Slot& slot_of(const std::string& file, c10::DeviceIndex device, c10::ScalarType type) {
+struct Slots {
+  std::mutex mutex;
+  std::map<std::tuple<std::string, c10::DeviceIndex, c10::ScalarType>, Slot> of;
+};
+
+Slots& all_slots() {
   // Never freed: tensors in static variables may outlive any order of destructors.
-  static auto* const mutex = new std::mutex();
-  static auto* const slots =
-      new std::map<std::tuple<std::string, c10::DeviceIndex, c10::ScalarType>, Slot>();
+  static auto* const slots = new Slots();
+  return *slots;
+}
+
+const Slot& slot_of(const std::string& file, c10::DeviceIndex device, c10::ScalarType type) {
+  auto& slots = all_slots();
   Slot* slot = nullptr;
   {
-    const std::lock_guard<std::mutex> lock(*mutex);
-    slot = &(*slots)[{file, device, type}];
+    const std::lock_guard<std::mutex> lock(slots.mutex);
+    slot = &slots.of[{file, device, type}];
   }
   // Outside of the lock, so that threads compile several files at a time.
   std::call_once(slot->filled, [&] { fill(*slot, file, device, type); });
@@ -84,6 +95,19 @@ Program* program(const char* file, c10::Device device, c10::ScalarType type) {
     return device.is_cuda() ? source(file, type) : nullptr;
   }
   return device.is_cuda() && kHasKernels ? slot_of(file, device.index(), type).program.get() : nullptr;
+}
+
+Program* program_of_any_type(const char* file, c10::Device device) {
+  if (program_source.load() == nullptr && device.is_cuda()) {
+    auto& slots = all_slots();
+    const std::lock_guard<std::mutex> lock(slots.mutex);
+    for (const auto& [key, slot] : slots.of) {
+      if (std::get<0>(key) == file && std::get<1>(key) == device.index() && slot.known != nullptr) {
+        return slot.known;
+      }
+    }
+  }
+  return program(file, device, at::kFloat);
 }
 
 } // namespace kernels

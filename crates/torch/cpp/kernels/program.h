@@ -43,6 +43,9 @@ class Program {
 Program* program(const char* file, const at::Tensor& like);
 // The same for a device and a type of elements.
 Program* program(const char* file, c10::Device device, c10::ScalarType type);
+// The same for kernels of a file that do not depend on the type: those of a type for which they are there already, or
+// else of float32.
+Program* program_of_any_type(const char* file, c10::Device device);
 
 // Source of a file's kernels for a type of elements; null where there are none.
 using ProgramSource = Program* (*)(const char* file, c10::ScalarType type);

@@ -33,6 +33,7 @@ pub static FILES: &[File] = &[
         elements: &[Element::Bfloat16, Element::Float16],
     },
     File { name: "images", text: include_str!("../images.cu"), elements: &Element::ALL },
+    File { name: "optimizer", text: include_str!("../optimizer.cu"), elements: &Element::ALL },
     File { name: "rotary", text: include_str!("../rotary.cu"), elements: &Element::ALL },
 ];
 

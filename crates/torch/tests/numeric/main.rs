@@ -19,6 +19,7 @@ mod lists;
 mod max_pool;
 mod norm_relu;
 mod norm_residual;
+mod optimizer_kernels;
 mod regions;
 #[path = "../common/rendezvous.rs"]
 #[allow(dead_code, reason = "the other tests use the rest of it")]

@@ -1,10 +1,10 @@
 //! Copies of weights in 16 bits: whatever writes to a weight, the next product takes its new values.
 
-use brigade_test_device::{assert_same, fake, gpu, numeric_device};
+use brigade_test_device::{assert_same, fake, gpu, kernels, numeric_device};
 use brigade_torch::{
     Autocast, CrossEntropyOptions, DeviceNumbers, Graph, ProfilerOptions, Recording,
     clear_gradient, emulated_kind, from_vec, fused, gelu_linear, linear, linear_cross_entropy,
-    set_data, tied_embedding,
+    recomputed, set_data, tied_embedding,
 };
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
@@ -340,5 +340,120 @@ fn sixteen_bits_of_a_weight_are_written_by_a_step_on_the_cpu() {
         assert_current(&weight, "AdamW");
         // The comparison has made a copy in the other type.
         forward();
+    }
+}
+
+/// The kernel of a GPU writes the copies beside the weights, so that no cast is left in training.
+#[test]
+fn sixteen_bits_of_a_weight_are_written_by_a_step_on_a_gpu() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    tch::manual_seed(3);
+    let options = (Kind::Float, device);
+    let weights = [ROWS, WIDTH].map(|rows| Tensor::randn([rows, WIDTH], options));
+    // Without a product there is no copy.
+    let [first, second] = weights.map(|it| it.set_requires_grad(true));
+    let all = [first, second, Tensor::randn([WIDTH], options)];
+    let gradients = all.each_ref().map(|it| it.detach().randn_like());
+    let states = [(); 2].map(|()| all.each_ref().map(|it| it.detach().zeros_like()));
+    let count = Tensor::ones([], options);
+    let input = Tensor::randn([4, WIDTH], options);
+    let targets = Tensor::randint(ROWS, [4], (Kind::Int64, device));
+    let product = |weight: &Tensor, kind: Kind| {
+        let _scope = Autocast::enter(device, kind, true).unwrap();
+        tch::no_grad(|| linear(&input.to_kind(kind), weight, None).unwrap())
+    };
+    // The head's copy has rows of zeros behind its own.
+    let loss = |weight: &Tensor, kind: Kind| {
+        let _scope = Autocast::enter(device, kind, true).unwrap();
+        let head = CrossEntropyOptions::default();
+        linear_cross_entropy(&input.to_kind(kind), weight, None, &targets, &head).unwrap().loss
+    };
+    let casts = |run: &dyn Fn()| conversions(&fake::account(run));
+    let lists = [&all, &gradients, &states[0], &states[1]].map(|it| it.iter().collect::<Vec<_>>());
+    let counts = [&count; 3];
+    let adam = |numbers: &DeviceNumbers<'_>| {
+        let [p, g, m, v] = &lists;
+        fused::adam(p, g, m, v, &[], &counts, &ADAMW, numbers).unwrap();
+    };
+    let sgd = || fused::sgd(&lists[0], &lists[1], &lists[2], &SGD, &HOST).unwrap();
+    let skipped = Tensor::from(1f32).to_device(device);
+    let skip = DeviceNumbers { found_inf: Some(&skipped), ..HOST };
+    let steps: [(&str, &dyn Fn()); 3] =
+        [("AdamW", &|| adam(&HOST)), ("SGD", &sgd), ("a skipped step", &|| adam(&skip))];
+    // The kinds of the copies of both weights.
+    for kinds in [[Kind::BFloat16; 2], [Kind::Half; 2], [Kind::BFloat16, Kind::Half]] {
+        let uses = || {
+            drop(loss(&all[0], kinds[0]));
+            drop(product(&all[1], kinds[1]));
+        };
+        uses();
+        // Those of the inputs.
+        let usual = casts(&uses);
+        for (what, step) in steps {
+            kernels::emulated(step);
+            assert_eq!(casts(&uses), usual, "{what}, {kinds:?}: a cast after the step");
+            for (weight, kind) in all[..2].iter().zip(kinds) {
+                let fresh = weight.detach().copy();
+                assert!(product(weight, kind).equal(&product(&fresh, kind)), "{what}, {kind:?}");
+            }
+            let fresh = all[0].detach().copy();
+            assert!(loss(&all[0], kinds[0]).equal(&loss(&fresh, kinds[0])), "{what}, {kinds:?}");
+        }
+        // A copy that is stale is not taken for the weight.
+        tch::no_grad(|| drop(all[1].shallow_clone().g_add_scalar_(1.0)));
+        kernels::emulated(|| adam(&HOST));
+        assert_eq!(casts(&uses), usual + 1, "{kinds:?}: one weight is cast");
+        let fresh = all[1].detach().copy();
+        assert!(product(&all[1], kinds[1]).equal(&product(&fresh, kinds[1])), "{kinds:?}");
+    }
+}
+
+/// Forwards and backwards of several batches between two steps, also with layers that are computed again.
+#[test]
+fn sixteen_bits_of_a_weight_are_not_cast_while_gradients_are_accumulated_on_a_gpu() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    tch::manual_seed(3);
+    let options = (Kind::Float, device);
+    let weight = Tensor::randn([ROWS, WIDTH], options).set_requires_grad(true);
+    let [mean, square] = [(); 2].map(|()| weight.detach().zeros_like());
+    let count = Tensor::ones([], options);
+    let input = Tensor::randn([4, WIDTH], options).to_kind(Kind::BFloat16).set_requires_grad(true);
+    for recompute in [false, true] {
+        let batch = || {
+            let output = {
+                let _scope = Autocast::enter(device, Kind::BFloat16, true).unwrap();
+                if recompute {
+                    let own = weight.shallow_clone();
+                    recomputed(&[&input], move |x| linear(&x[0], &own, None).unwrap()).unwrap()
+                } else {
+                    linear(&input, &weight, None).unwrap()
+                }
+            };
+            output.backward_from_ones();
+        };
+        let casts = || conversions(&fake::account(batch));
+        let step = || {
+            let (p, g, m, v) = (&[&weight], &[&weight.grad()], &[&mean], &[&square]);
+            fused::adam(p, g, m, v, &[], &[&count], &ADAMW, &HOST).unwrap();
+        };
+        batch();
+        batch();
+        // The weight's gradient becomes one in float32.
+        let usual = casts();
+        for batches in [1, 3] {
+            kernels::emulated(step);
+            clear_gradient(&weight).unwrap();
+            for batch in 0..batches {
+                assert_eq!(casts(), usual, "batch {batch} of {batches}, recompute {recompute}");
+            }
+        }
+        tch::no_grad(|| drop(weight.shallow_clone().g_add_scalar_(1.0)));
+        assert_eq!(casts(), usual + 1, "after a write, recompute {recompute}");
     }
 }
