@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use brigade_checkpoint::TensorReader;
 use brigade_torch::{Error, ErrorKind, is_out_of_memory_message};
 use tch::{TchError, Tensor};
 
@@ -245,6 +246,11 @@ impl ModelError {
     /// Creates the error of a layer's operation that libtorch refused for this input.
     pub(crate) fn layer(layer: impl Into<String>, input: &Tensor, source: TchError) -> Self {
         Self::Layer { layer: layer.into(), input: input.size(), reason: reason(source) }
+    }
+
+    /// Returns the error for a tensor of a file that could not be read while a model was loaded.
+    pub(crate) fn interrupted(from: TensorReader<'_>, source: Error) -> Error {
+        Self::Interrupted { path: from.path().to_owned(), source }.into()
     }
 
     pub(crate) fn torch(doing: impl Into<String>) -> impl FnOnce(TchError) -> Self {

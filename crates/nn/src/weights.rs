@@ -312,12 +312,7 @@ impl<M> Model<M> {
 pub fn read(weights: &WeightsReader, reads: Vec<TensorRead<'_>>) -> Result<(), Error> {
     reads.iter().try_for_each(TensorRead::check)?;
     weights.verify()?;
-    read_tensors(reads, interrupted)
-}
-
-/// Returns the error for a tensor that could not be read while a model loads.
-pub(crate) fn interrupted(from: TensorReader<'_>, source: Error) -> Error {
-    ModelError::Interrupted { path: from.path().to_owned(), source }.into()
+    read_tensors(reads, ModelError::interrupted)
 }
 
 fn load_all(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {

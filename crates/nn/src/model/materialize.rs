@@ -13,7 +13,6 @@ use crate::error::ModelError;
 use crate::param_registry::Entry;
 use crate::quantized::{QuantizeReport, Weights};
 use crate::tensor_parallel::part_reads;
-use crate::weights::interrupted;
 
 impl<M> Model<M> {
     /// Returns `true` if parameters have no memory yet; see [`Model::deferred`].
@@ -122,7 +121,7 @@ impl Filling {
             .iter()
             .map(|(tensor, file)| part_reads(file.reader()?, tensor, None, file.part.as_ref()));
         let reads = reads.collect::<Result<Vec<_>>>()?.into_iter().flatten();
-        read_tensors(reads.collect(), interrupted)
+        read_tensors(reads.collect(), ModelError::interrupted)
     }
 }
 
