@@ -217,9 +217,10 @@ std::unique_ptr<Tensor> linear(
     const Tensor& input, const Tensor& weight, rust::Slice<const TensorRef> bias) {
   const auto offset = optional_handle(bias);
   const Types types(input);
-  // libtorch's own would cast the weight in each call.
+  // libtorch's own would cast the weight in each call, and round its gradient. A recorded step, which casts, has the same
+  // gradients.
   const bool mine =
-      types.product != types.input || (types.casts && keeps_copy(weight, types.product));
+      types.product != types.input || (types.casts && can_keep_copy(weight, types.product));
   if (mine && types.fit(input, input.dim() > 0 ? input.size(-1) : 0, weight, offset)) {
     return std::make_unique<Tensor>(Linear::apply(
         input.to(types.input), weight, offset, std::nullopt, std::nullopt, std::nullopt, types.product,
@@ -244,7 +245,7 @@ std::unique_ptr<Tensor> activation_linear(
     return linear(activated_by_operations(input, options.activation), weight, weight_bias);
   }
   // A product in the type of autocast takes its copy of the weight where the weight has none of its own.
-  const bool copies = types.casts && types.product == types.input && !keeps_copy(weight, types.product);
+  const bool copies = types.casts && types.product == types.input && !can_keep_copy(weight, types.product);
   const auto factor =
       copies ? at::autocast::cached_cast(types.input, weight, values.device().type()) : weight;
   const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };

@@ -154,8 +154,8 @@ const at::Tensor& current_values(const at::Tensor& parameter, at::ScalarType typ
 
 } // namespace
 
-bool keeps_copy(const at::Tensor& weight, at::ScalarType type) {
-  if (suspended > 0 || !at::autocast::is_autocast_cache_enabled() || (type != at::kBFloat16 && type != at::kHalf) ||
+bool can_keep_copy(const at::Tensor& weight, at::ScalarType type) {
+  if (!at::autocast::is_autocast_cache_enabled() || (type != at::kBFloat16 && type != at::kHalf) ||
       weight.scalar_type() != at::kFloat || weight.layout() != at::kStrided || weight.is_inference() || weight.is_neg() ||
       !(weight.is_cpu() || weight.is_cuda())) {
     return false;
@@ -171,6 +171,10 @@ bool keeps_copy(const at::Tensor& weight, at::ScalarType type) {
   const std::lock_guard lock(watched().mutex);
   return (parameter.unsafeGetTensorImpl()->get_backend_meta() == nullptr || KeptCopy::of(parameter) != nullptr) &&
       (c10::impl::cow::has_simple_data_ptr(storage) || c10::impl::cow::is_cow_data_ptr(storage.data_ptr()));
+}
+
+bool keeps_copy(const at::Tensor& weight, at::ScalarType type) {
+  return suspended == 0 && can_keep_copy(weight, type);
 }
 
 bool keeps_whole_copy(const at::Tensor& weight, at::ScalarType type) {

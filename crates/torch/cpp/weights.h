@@ -13,6 +13,8 @@ namespace brigade {
 // Whether a copy of the weight in the type is kept: of parameters in float32 that have their memory to themselves, and
 // their views, where autocast has a cache.
 bool keeps_copy(const at::Tensor& weight, at::ScalarType type);
+// The same without regard to a graph that is recorded.
+bool can_keep_copy(const at::Tensor& weight, at::ScalarType type);
 // The same of a whole parameter.
 bool keeps_whole_copy(const at::Tensor& weight, at::ScalarType type);
 // The weight in the type, from the copy. Only where `keeps_copy` is true. Callers read it at once, and do not save it.

@@ -84,7 +84,7 @@ pub(super) struct Filling {
 }
 
 /// Number of bytes of quantised weights after which unused memory is returned to the system.
-const RELEASED_BYTES: usize = 16 << 20;
+const RELEASED_BYTES: usize = 4 << 20;
 
 impl Filling {
     /// Sets a tensor's values, those of files in [`Filling::finish`].
