@@ -204,11 +204,11 @@ pub struct QuantizeReport {
 }
 
 impl QuantizeReport {
-    pub(crate) fn add(&mut self, layer: &str, weight: &QuantizedWeight) {
+    pub(crate) fn add(&mut self, layer: &str, weight: &QuantizedWeight, input: Kind) {
         self.layers.push(layer.to_owned());
         self.bytes += weight.bytes();
         self.values += weight.size().iter().product::<i64>().unsigned_abs() as usize;
-        let Err(reason) = weight.kernel() else { return };
+        let Err(reason) = weight.kernel(input) else { return };
         match self.dequantized.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, count)) => *count += 1,
             None => self.dequantized.push((reason, 1)),

@@ -11,6 +11,7 @@ use brigade_checkpoint::{PackedWeight, QuantizedFormat};
 use tch::{Device, Kind, Tensor};
 
 use crate::autograd::grad_enabled;
+use crate::dtype::type_name;
 use crate::error::Error;
 use crate::linear::linear;
 use crate::memory::bytes;
@@ -321,12 +322,21 @@ impl QuantizedWeight {
         [("packed", &self.packed), ("scales", &self.scales)].into_iter().chain(optional).collect()
     }
 
-    /// Returns the name of the kernel that multiplies few rows in bfloat16, or on a GPU any number of them, or `Err`
+    /// Returns the name of the kernel that multiplies few rows of this type, or on a GPU any number of them, or `Err`
     /// with the reason if there is none, so that each product dequantises the weight first.
     ///
     /// # Errors
     /// Returns the reason as a text.
-    pub fn kernel(&self) -> Result<&'static str, String> {
+    pub fn kernel(&self, input: Kind) -> Result<&'static str, String> {
+        let kernel = self.short_kernel()?;
+        if input != Kind::BFloat16 {
+            return Err(format!("`{kernel}` takes inputs in bfloat16, found {}", type_name(input)));
+        }
+        Ok(kernel)
+    }
+
+    /// Returns the name of the kernel that multiplies inputs in bfloat16, or the reason why there is none.
+    fn short_kernel(&self) -> Result<&'static str, String> {
         if self.device() != Device::Cpu && self.format == QuantizedFormat::Fp8 {
             let rows = self.rows / self.matrices;
             if let Some(odd) = [rows, self.columns].into_iter().find(|it| it % SCALED_TILE != 0) {
@@ -393,10 +403,9 @@ impl QuantizedWeight {
         let is_few = rows <= KERNEL_ROWS || self.device() != Device::Cpu;
         let is_packed = rows >= 1
             && is_few
-            && input.f_kind()? == Kind::BFloat16
             && input.device() == self.device()
             && self.rows > 0
-            && self.kernel().is_ok();
+            && self.kernel(input.f_kind()?).is_ok();
         if !is_packed {
             return linear(&input, &self.sorted(input.f_kind()?)?, bias);
         }
@@ -738,7 +747,7 @@ mod tests {
                     let expected = alone.dequantize(Kind::Float).unwrap();
                     assert_eq!(whole.get(index), expected, "{format} {rows}");
                     let one = again.matrix(index).unwrap();
-                    assert_eq!(one.kernel(), alone.kernel());
+                    assert_eq!(one.kernel(Kind::BFloat16), alone.kernel(Kind::BFloat16));
                     assert_eq!(one.to_packed().unwrap(), alone.to_packed().unwrap());
                     for (inputs, kind) in
                         [(3, Kind::BFloat16), (40, Kind::BFloat16), (3, Kind::Float)]
@@ -807,11 +816,15 @@ mod tests {
             return;
         }
         let values = weight(64, 128);
-        let named = |format| QuantizedWeight::new(&values, format, false).unwrap().kernel();
+        let in_kind =
+            |format, kind| QuantizedWeight::new(&values, format, false).unwrap().kernel(kind);
+        let named = |format| in_kind(format, Kind::BFloat16);
         assert_eq!(named(QuantizedFormat::Int8), Ok("_weight_int8pack_mm"));
         assert_eq!(named(QuantizedFormat::Int4 { group: 64 }), Ok("_weight_int4pack_mm_for_cpu"));
         let reason = named(QuantizedFormat::Int4 { group: 16 }).unwrap_err();
         assert!(reason.contains("no groups of 16"), "{reason}");
+        let reason = in_kind(QuantizedFormat::Int8, Kind::Float).unwrap_err();
+        assert_eq!(reason, "`_weight_int8pack_mm` takes inputs in bfloat16, found float32");
     }
 
     #[test]

@@ -164,14 +164,16 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Returns the report of the quantised layers, and of those of them without a kernel. Its `Display` text is one
-    /// line for the start of a program's log.
+    /// Returns the report of the quantised layers, and of those of them without a kernel for inputs of the type that
+    /// their parameters had. Its `Display` text is one line for the start of a program's log. Autocast gives the layers
+    /// other inputs.
     #[must_use]
     pub fn quantize_report(&self) -> QuantizeReport {
         let mut report = QuantizeReport::default();
-        for Quantizable { layer, slot, .. } in &self.quantizable {
+        for Quantizable { name, layer, slot } in &self.quantizable {
             if let Some(weight) = slot.get() {
-                report.add(layer, &weight);
+                let kind = self.tensor(name).map_or(Kind::Float, |it| it.kind());
+                report.add(layer, &weight, kind);
             }
         }
         report

@@ -29,12 +29,12 @@ fn fp8_weights_and_rows_are_multiplied_by_the_kernel_of_a_gpu_in_16_bits() {
         let stored = quantized.dequantize(Kind::Float).unwrap().to_kind(Kind::Double);
         let bias = numbers(1, rows).view([rows]).to_kind(Kind::BFloat16).to_device(device);
         let is_whole = rows % 16 == 0 && columns % 16 == 0;
-        match quantized.kernel() {
+        match quantized.kernel(Kind::BFloat16) {
             Ok(kernel) => assert_eq!((kernel, is_whole), ("_scaled_mm", true)),
             Err(reason) if is_whole => assert!(reason.contains("`_scaled_mm`"), "{reason}"),
             Err(reason) => assert!(reason.contains("multiples of 16"), "{reason}"),
         }
-        let is_scaled = quantized.kernel().is_ok();
+        let is_scaled = quantized.kernel(Kind::BFloat16).is_ok();
         for inputs in [1, 7, 100] {
             let input = numbers(inputs, columns).to_kind(Kind::BFloat16).to_device(device);
             let output = quantized.linear(&input, Some(&bias)).unwrap().to_kind(Kind::Double);

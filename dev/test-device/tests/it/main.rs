@@ -5,6 +5,7 @@
 mod border;
 mod devices;
 mod graphs;
+mod numbers;
 mod operators;
 mod streams;
 mod variable;

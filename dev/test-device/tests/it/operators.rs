@@ -2,11 +2,11 @@
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 
-use std::cell::Cell;
-
 use brigade_test_device::fake;
 use brigade_torch::{Autocast, DeviceNumbers, fused, gradients};
 use tch::{Device, Kind, Reduction, Tensor};
+
+use crate::numbers::random;
 
 fn gpu() -> Device {
     fake::install(2).unwrap();
@@ -45,16 +45,6 @@ fn close(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Vec<Tensor>) {
         let is_close = found.to_device(Device::Cpu).allclose(expected, 1e-5, 1e-6, false);
         assert!(is_close, "result {at}: {found} is not {expected}");
     }
-}
-
-/// Returns normally distributed numbers, which are the same in each run: those of the first draw of a test, its second,
-/// and so on. (A generator without a seed begins in a random state, so a failure could not be reproduced.)
-fn random(size: &[i64]) -> Tensor {
-    thread_local!(static DRAWS: Cell<i64> = const { Cell::new(0) });
-    let draw = DRAWS.get() + 1;
-    DRAWS.set(draw);
-    tch::manual_seed(draw);
-    Tensor::randn(size, (Kind::Float, Device::Cpu))
 }
 
 /// Returns gradients of the sum of squares of the results, by the floating-point inputs.

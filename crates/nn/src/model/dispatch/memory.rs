@@ -180,41 +180,36 @@ fn in_host_memory(weight: &QuantizedWeight) -> Result<Vec<(Tensor, WeightSource)
     weight.tensors().into_iter().map(|(_, tensor)| from_memory(tensor)).collect()
 }
 
-/// Returns the tensors of a quantised weight, which are read from its file together: reading the first one also reads
-/// the others.
+/// Returns the tensors of a quantised weight, which are read from its file together, by the first one that is wanted:
+/// the ring reads tensors in any order, in several threads.
 fn read_again(
     weight: &QuantizedWeight,
     file: FileValues,
     device: Device,
 ) -> Vec<(Tensor, WeightSource)> {
     let matrices = weight.num_matrices();
-    let shared = Arc::new(Mutex::new((file.into_packed_source(), None::<QuantizedWeight>)));
-    let names: Vec<&'static str> = weight.tensors().iter().map(|(name, _)| *name).collect();
-    let (first, last) = (names.first().copied(), names.last().copied());
-    let sources = names.into_iter().map(|name| {
+    // The tensors that were read and are still wanted.
+    let shared = Arc::new(Mutex::new((file.into_packed_source(), Vec::new())));
+    let sources = weight.tensors().into_iter().map(|(name, tensor)| {
         let shared = Arc::clone(&shared);
-        WeightSource::Read(Arc::new(move |into: &Tensor| {
-            let mut shared = shared.lock();
-            if Some(name) == first {
-                let packed: PackedWeight = (shared.0)()?;
-                shared.1 = Some(QuantizedWeight::from_packed_stack(&packed, matrices, device)?);
+        let read = move |into: &Tensor| {
+            let (read, left) = &mut *shared.lock();
+            let is_it = |(known, _): &(&str, Tensor)| *known == name;
+            // After a read of the part that failed, some tensors may be left that were wanted then.
+            if !left.iter().any(is_it) {
+                let packed: PackedWeight = read()?;
+                let weight = QuantizedWeight::from_packed_stack(&packed, matrices, device)?;
+                let tensors = weight.tensors().into_iter();
+                *left = tensors.map(|(known, tensor)| (known, tensor.shallow_clone())).collect();
             }
-            let found = shared.1.as_ref().and_then(|weight| {
-                weight
-                    .tensors()
-                    .into_iter()
-                    .find(|(known, _)| *known == name)
-                    .map(|(_, tensor)| tensor.shallow_clone())
-            });
-            let values = found
+            let at = left.iter().position(is_it);
+            let (_, values) = at
+                .map(|at| left.swap_remove(at))
                 .ok_or_else(|| Error::custom(format!("a quantised weight has lost its {name}")))?;
             tch::no_grad(|| into.shallow_clone().f_copy_(&values).map(drop))?;
-            if Some(name) == last {
-                shared.1 = None;
-            }
             Ok(())
-        }))
+        };
+        (tensor.shallow_clone(), WeightSource::Read(Arc::new(read)))
     });
-    let tensors = weight.tensors();
-    tensors.into_iter().map(|(_, tensor)| tensor.shallow_clone()).zip(sources).collect()
+    sources.collect()
 }

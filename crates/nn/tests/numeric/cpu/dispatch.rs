@@ -623,3 +623,22 @@ fn quantised_weights_come_from_the_host_and_the_disk_with_the_outputs_of_those_i
         }
     }
 }
+
+/// The tensors of a weight of 4 MB are read from the disk by several threads, its scales before or after its values.
+#[test]
+fn large_quantised_weights_come_from_the_disk() {
+    let layers = |path: &ParamPath<'_>| Linear::new(path / 0, 2048, 2048);
+    let folder = tempfile::tempdir().unwrap();
+    let quantised = folder.path().join("quantised.safetensors");
+    tch::manual_seed(7);
+    let mut whole = Model::new(layers).unwrap();
+    whole.quantize(&Weights::int8()).unwrap();
+    whole.save_quantized(&quantised).unwrap();
+    let input = Tensor::randn([3, 2048], CPU);
+    let expected = whole.forward(&input).unwrap();
+    let model = Model::deferred(layers).unwrap();
+    let model = model.dispatch(&quantised, &DeviceMap::by_hand([("", "disk")])).unwrap();
+    for _ in 0..20 {
+        assert_eq!(model.forward(&input).unwrap(), expected);
+    }
+}
