@@ -13,7 +13,7 @@ use object_cache::{Flags, Inputs, Label, ObjectCache, Toolchain};
 /// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
 /// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
 /// Each further unit costs about 15 s of a processor; with many processors two units would end sooner.
-const FILES: [&str; 53] = [
+const FILES: [&str; 54] = [
     "norm.cpp",
     "norm_relu.cpp",
     "norm_residual.cpp",
@@ -33,6 +33,7 @@ const FILES: [&str; 53] = [
     "embedding.cpp",
     "attention.cpp",
     "weights.cpp",
+    "convolution.cpp",
     "activation.cpp",
     "linear.cpp",
     "rotary.cpp",

@@ -815,12 +815,14 @@ CrossEntropyLoss loss_of_hidden(
       records && hidden.requires_grad(), records && weight.requires_grad(),
       records && offset && offset->requires_grad()};
   const int64_t columns = padded_columns(classes.own, device);
-  const bool keeps = casts && classes.own == weight.size(0) && keeps_whole_copy(weight, type);
+  const auto kept = casts && classes.own == weight.size(0)
+      ? kept_copy_with_rows(weight, type, columns)
+      : at::Tensor();
   // Here, where gradients are recorded: autocast keeps the copy for others, who may need its history. A copy with
   // padding is the head's own.
-  const bool shares = !keeps && casts && type != at::kFloat && columns == classes.own;
-  const auto compute_weight = keeps
-      ? kept_copy_with_rows(weight, type, columns)
+  const bool shares = !kept.defined() && casts && type != at::kFloat && columns == classes.own;
+  const auto compute_weight = kept.defined()
+      ? kept
       : padded_rows(
             shares ? at::autocast::cached_cast(type, weight, device.type()).detach() : weight.detach(),
             classes.own, columns, type);

@@ -52,8 +52,8 @@ struct Linear : public torch::autograd::Function<Linear> {
     if (bias) {
       data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
-    const auto offset = bias ? std::optional(in_type(*bias, type)) : std::nullopt;
-    return at::linear(activated(input, activation, type), in_type(weight, type), offset)
+    const auto offset = bias ? std::optional(weight_in_type(*bias, type)) : std::nullopt;
+    return at::linear(activated(input, activation, type), weight_in_type(weight, type), offset)
         .to(values.scalar_type());
   }
 
@@ -77,7 +77,7 @@ struct Linear : public torch::autograd::Function<Linear> {
     const bool needs_input = needs_values || needs_values_bias || needs_up || needs_up_bias;
 
     const auto flat = gradients[0].reshape({-1, weight.size(0)}).to(type);
-    const auto dfactor = needs_input ? flat.mm(in_type(weight, type)) : at::Tensor();
+    const auto dfactor = needs_input ? flat.mm(weight_in_type(weight, type)) : at::Tensor();
     const auto own = differentiated(
         input, activation, type, dfactor, needs_weight, needs_values_bias || needs_up_bias);
     variable_list out(9);
@@ -160,11 +160,6 @@ struct Linear : public torch::autograd::Function<Linear> {
     auto out = at::empty({one.size(0), other.size(1)}, one.options().dtype(type));
     return at::mm_out(out, one, other, type);
   }
-
-  // A conversion is recorded where gradients of gradients are wanted.
-  static at::Tensor in_type(const at::Tensor& weight, at::ScalarType type) {
-    return !at::GradMode::is_enabled() && keeps_copy(weight, type) ? kept_copy(weight, type) : weight.to(type);
-  }
 };
 
 // The types of input and product where this file can compute them; outside of autocast all are of one type.
@@ -181,6 +176,15 @@ struct Types {
       input = at::autocast::get_autocast_dtype(device);
     }
     product = product_type(input, x.device());
+  }
+
+  // Whether autocast's product would cast the weight in each call, or round its gradient.
+  bool improves(const at::Tensor& weight) const {
+    const auto rounds = [&] {
+      return at::GradMode::is_enabled() && weight.requires_grad() && weight.scalar_type() == at::kFloat &&
+          weight.device().is_cuda() && sums_in_float32(product, weight.device());
+    };
+    return casts && (can_keep_copy(weight, product) || rounds());
   }
 
   // `x` has `width` features for each row of the weight.
@@ -217,10 +221,7 @@ std::unique_ptr<Tensor> linear(
     const Tensor& input, const Tensor& weight, rust::Slice<const TensorRef> bias) {
   const auto offset = optional_handle(bias);
   const Types types(input);
-  // libtorch's own would cast the weight in each call, and round its gradient. A recorded step, which casts, has the same
-  // gradients.
-  const bool mine =
-      types.product != types.input || (types.casts && can_keep_copy(weight, types.product));
+  const bool mine = types.product != types.input || types.improves(weight);
   if (mine && types.fit(input, input.dim() > 0 ? input.size(-1) : 0, weight, offset)) {
     return std::make_unique<Tensor>(Linear::apply(
         input.to(types.input), weight, offset, std::nullopt, std::nullopt, std::nullopt, types.product,
@@ -245,7 +246,7 @@ std::unique_ptr<Tensor> activation_linear(
     return linear(activated_by_operations(input, options.activation), weight, weight_bias);
   }
   // A product in the type of autocast takes its copy of the weight where the weight has none of its own.
-  const bool copies = types.casts && types.product == types.input && !can_keep_copy(weight, types.product);
+  const bool copies = types.casts && types.product == types.input && !types.improves(weight);
   const auto factor =
       copies ? at::autocast::cached_cast(types.input, weight, values.device().type()) : weight;
   const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };

@@ -639,6 +639,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/cross_entropy.h");
         include!("brigade-torch/cpp/dropout.h");
         include!("brigade-torch/cpp/embedding.h");
+        include!("brigade-torch/cpp/convolution.h");
         include!("brigade-torch/cpp/linear.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
@@ -1097,6 +1098,15 @@ pub(crate) mod ffi {
 
         fn prepare_kernels(gpu: i32, kind: i8) -> Result<Vec<KernelState>>;
 
+        fn convolution2d(
+            input: &Tensor,
+            weight: &Tensor,
+            bias: &[TensorRef<'_>],
+            stride: &[i64; 2],
+            padding: &[i64; 2],
+            dilation: &[i64; 2],
+            groups: i64,
+        ) -> Result<UniquePtr<Tensor>>;
         fn max_pool2d(
             input: &Tensor,
             kernel: &[i64; 2],
@@ -1155,8 +1165,10 @@ pub(crate) mod ffi {
             dropout: f64,
         ) -> Result<TiedEmbedding>;
         fn refuse_copies(tensor: &Tensor);
-        fn suspend_copies(suspend: bool);
-        fn forget_copies();
+        type GraphCopies;
+        fn copies_of_graph(gpu: i32) -> Result<UniquePtr<GraphCopies>>;
+        fn end(self: Pin<&mut GraphCopies>);
+        fn before_replay(self: &GraphCopies) -> Result<()>;
         fn rotary(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<UniquePtr<Tensor>>;
         fn rotary_pair(
             queries: &Tensor,

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use cxx::UniquePtr;
 use tch::Device;
 
 use crate::bridge::ffi;
@@ -22,6 +23,7 @@ use crate::error::{Error, Fault, TorchError};
 /// Actions of the host during the recording (branches, counters, numbers that were passed by value) are not repeated.
 pub struct Graph {
     recorded: Recorded,
+    copies: Copies,
     device: Device,
 }
 
@@ -92,7 +94,8 @@ impl Graph {
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.
     pub fn replay(&mut self) -> Result<(), Error> {
-        ffi::forget_copies();
+        let copies = self.copies.0.before_replay();
+        copies.map_err(|error| Error::libtorch("cast weights for a graph", &error))?;
         match &mut self.recorded {
             #[cfg(feature = "cuda")]
             Recorded::Cuda(graph) => graph.replay(),
@@ -132,24 +135,20 @@ fn failed(detail: String) -> Error {
 /// end in the thread that began it.
 #[must_use = "a recording ends when it is dropped"]
 pub struct GraphRecording {
-    begun: Option<Begun>,
+    begun: Option<(Begun, Copies)>,
     device: Device,
-    _casts: CopiesSuspended,
 }
 
-/// Scope in which 16-bit products cast their weights, so that a recorded step does.
-struct CopiesSuspended;
+/// The 16-bit copies of weights that a graph reads and writes.
+struct Copies(UniquePtr<ffi::GraphCopies>);
 
-impl CopiesSuspended {
-    fn enter() -> Self {
-        ffi::suspend_copies(true);
-        Self
-    }
-}
+// SAFETY: tensors, whose counts of references are atomic, and what is read and written under a lock.
+unsafe impl Send for Copies {}
 
-impl Drop for CopiesSuspended {
-    fn drop(&mut self) {
-        ffi::suspend_copies(false);
+impl Copies {
+    fn of_graph(gpu: usize) -> Result<Self, Error> {
+        let copies = ffi::copies_of_graph(i32::try_from(gpu).unwrap_or(-1));
+        copies.map(Self).map_err(|error| Error::libtorch("record a graph", &error))
     }
 }
 
@@ -173,9 +172,10 @@ impl GraphRecording {
         };
         let (_, index) = device.device_kind().ok_or_else(unsupported)?;
         if let Some(recorder) = RECORDER.get() {
+            let copies = Copies::of_graph(index)?;
             recorder.begin(index).map_err(failed)?;
-            let begun = Some(Begun::Provided(recorder.as_ref()));
-            return Ok(Self { begun, device, _casts: CopiesSuspended::enter() });
+            let begun = Some((Begun::Provided(recorder.as_ref()), copies));
+            return Ok(Self { begun, device });
         }
         #[cfg(feature = "cuda")]
         {
@@ -183,12 +183,13 @@ impl GraphRecording {
                 Recorded::Cuda(graph) => Some(graph),
                 Recorded::Provided(_) => None,
             });
+            let copies = Copies::of_graph(index)?;
             let begun = cuda::Graph::begin(device, shared)?;
-            Ok(Self { begun: Some(Begun::Cuda(begun)), device, _casts: CopiesSuspended::enter() })
+            Ok(Self { begun: Some((Begun::Cuda(begun), copies)), device })
         }
         #[cfg(not(feature = "cuda"))]
         {
-            let _ = shared;
+            let _ = (shared, index);
             Err(unsupported().into())
         }
     }
@@ -198,13 +199,16 @@ impl GraphRecording {
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when an operation could not be recorded.
     pub fn end(mut self) -> Result<Graph, Error> {
-        let recorded = match self.begun.take() {
-            #[cfg(feature = "cuda")]
-            Some(Begun::Cuda(graph)) => Recorded::Cuda(graph.end()?),
-            Some(Begun::Provided(recorder)) => Recorded::Provided(recorder.end().map_err(failed)?),
-            None => return Err(failed("it has ended already".to_owned())),
+        let Some((begun, mut copies)) = self.begun.take() else {
+            return Err(failed("it has ended already".to_owned()));
         };
-        Ok(Graph { recorded, device: self.device })
+        copies.0.pin_mut().end();
+        let recorded = match begun {
+            #[cfg(feature = "cuda")]
+            Begun::Cuda(graph) => Recorded::Cuda(graph.end()?),
+            Begun::Provided(recorder) => Recorded::Provided(recorder.end().map_err(failed)?),
+        };
+        Ok(Graph { recorded, copies, device: self.device })
     }
 }
 
@@ -218,8 +222,8 @@ impl Drop for GraphRecording {
     fn drop(&mut self) {
         match self.begun.take() {
             #[cfg(feature = "cuda")]
-            Some(Begun::Cuda(graph)) => drop(graph.end()),
-            Some(Begun::Provided(recorder)) => drop(recorder.end()),
+            Some((Begun::Cuda(graph), _)) => drop(graph.end()),
+            Some((Begun::Provided(recorder), _)) => drop(recorder.end()),
             None => {}
         }
     }

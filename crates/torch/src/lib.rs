@@ -71,6 +71,7 @@ mod bridge;
 mod bucket;
 mod check;
 mod collective;
+mod convolution;
 mod cross_entropy;
 mod device;
 mod device_numbers;
@@ -137,6 +138,7 @@ pub use backend::{Backend, GlooDevice};
 pub use bucket::Bucket;
 pub use check::Desync;
 pub use collective::ReduceOp;
+pub use convolution::convolution2d;
 pub use cross_entropy::{
     CrossEntropyLoss, CrossEntropyOptions, cross_entropy, linear_cross_entropy,
 };

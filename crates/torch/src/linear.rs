@@ -15,9 +15,10 @@ use crate::error::Error;
 /// rounded to 16 bits. Input, output and their gradients keep their 16 bits; the gradient of a float32 weight is not
 /// rounded to them.
 ///
-/// Under autocast with its cache, a product in 16 bits takes a copy of a float32 weight in its type. The copy is kept with the weight, and
-/// used by all products, until anything writes to the weight; steps of [`crate::fused`] on a CPU write it as well. It takes
-/// 2 bytes for each element. Recorded graphs cast the weight in each replay.
+/// Under autocast with its cache, a product in 16 bits takes a copy of a float32 weight in its type. The copy is kept
+/// with the weight, and used by all products, until anything writes to the weight; steps of [`crate::fused`] write it as
+/// well. It takes 2 bytes for each element. A recorded graph reads and writes the copies at their addresses; what the
+/// host has written since is cast before a replay.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_torch::{Result, channels_last, is_channels_last};
+use brigade_torch::{Result, channels_last, convolution2d, is_channels_last};
 use tch::Tensor;
 
 use crate::init::fan_in;
@@ -122,9 +122,9 @@ impl Module<&Tensor> for Conv2d {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = self.options;
         self.context.weights.run(input, |input| {
             let input = &self.in_the_weights_order(input);
-            let bias = self.bias.as_ref();
-            let output = input.f_conv2d(&self.weight, bias, stride, padding, dilation, groups);
-            self.context.finish(output, input)
+            let (weight, bias) = (&self.weight, self.bias.as_ref());
+            let output = convolution2d(input, weight, bias, stride, padding, dilation, groups);
+            self.context.finish_border(output, input)
         })
     }
 }

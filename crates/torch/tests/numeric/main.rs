@@ -5,6 +5,7 @@
 mod activation;
 mod coalesced;
 mod context_attention;
+mod convolution;
 mod cpu;
 mod cross_entropy;
 mod cross_entropy_kernels;

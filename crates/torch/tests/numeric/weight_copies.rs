@@ -3,8 +3,8 @@
 use brigade_test_device::{assert_same, fake, gpu, kernels, numeric_device};
 use brigade_torch::{
     Autocast, CrossEntropyOptions, DeviceNumbers, Graph, ProfilerOptions, Recording,
-    clear_gradient, emulated_kind, from_vec, fused, gelu_linear, linear, linear_cross_entropy,
-    recomputed, set_data, tied_embedding,
+    clear_gradient, convolution2d, emulated_kind, from_vec, fused, gelu_linear, linear,
+    linear_cross_entropy, recomputed, set_data, tied_embedding,
 };
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
@@ -44,13 +44,15 @@ fn weight() -> Tensor {
 }
 
 /// Returns outputs of products with the weight, and its gradient: of a layer, of one with a transposed weight, of one
-/// with an activation, and of a head with its loss.
+/// with an activation, of a convolution, and of a head with its loss.
 fn products(weight: &Tensor, kind: Kind) -> Vec<Tensor> {
     let device = weight.device();
     tch::manual_seed(8);
     let options = (Kind::Float, device);
     let (wide, narrow) = (Tensor::randn([7, WIDTH], options), Tensor::randn([7, ROWS], options));
     let targets = Tensor::randint(ROWS, [7], (Kind::Int64, device));
+    let images = Tensor::randn([2, WIDTH / 4, 3, 3], options);
+    let kernel = weight.view([ROWS, WIDTH / 4, 2, 2]);
     clear_gradient(weight).unwrap();
     let (mut results, loss) = {
         let _scope = Autocast::enter(device, kind, true).unwrap();
@@ -58,6 +60,7 @@ fn products(weight: &Tensor, kind: Kind) -> Vec<Tensor> {
             linear(&wide, weight, None).unwrap(),
             linear(&narrow, &weight.tr(), None).unwrap(),
             gelu_linear(&wide, "tanh", weight, None).unwrap(),
+            convolution2d(&images, &kernel, None, [1; 2], [1; 2], [1; 2], 1).unwrap(),
         ];
         let head = CrossEntropyOptions::default();
         let loss = linear_cross_entropy(&wide, weight, None, &targets, &head).unwrap().loss;
@@ -231,6 +234,42 @@ fn sixteen_bits_of_a_weight_are_cast_once_for_many_uses_on_a_gpu() {
     assert_eq!(count(&backward), 0, "forward and backward");
 }
 
+/// Sums in float32 of a product that is rounded to 16 bits differ from those that are not.
+#[test]
+fn gradients_of_parts_of_a_buffer_are_not_rounded_to_16_bits_on_a_gpu() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    tch::manual_seed(3);
+    let options = (Kind::Float, device);
+    let part = Tensor::randn([3 * ROWS, WIDTH], options).narrow(0, ROWS, ROWS);
+    let input = Tensor::randn([40, WIDTH], (Kind::BFloat16, device));
+    let gradients = |weight: &Tensor| {
+        ["", "none"].map(|approximate| {
+            clear_gradient(weight).unwrap();
+            let output = {
+                let _scope = Autocast::enter(device, Kind::BFloat16, true).unwrap();
+                if approximate.is_empty() {
+                    linear(&input, weight, None).unwrap()
+                } else {
+                    gelu_linear(&input, approximate, weight, None).unwrap()
+                }
+            };
+            output.square().sum(Kind::Float).backward();
+            weight.grad()
+        })
+    };
+    let whole = part.copy().set_requires_grad(true);
+    let expected = gradients(&whole);
+    let found = gradients(&part.detach().set_requires_grad(true));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_same(found, expected, "gradient");
+        let rounded = found.to_kind(Kind::BFloat16).to_kind(Kind::Float);
+        assert!(!rounded.equal(found), "the gradient is rounded");
+    }
+}
+
 trait BackwardFromOnes {
     fn backward_from_ones(&self);
 }
@@ -274,6 +313,161 @@ fn sixteen_bits_of_a_weight_follow_a_recorded_step() {
         let allowed = 2_f64.powi(-7) * expected.abs().max().double_value(&[]);
         assert!(apart <= allowed, "replay {replay}: {apart} > {allowed}");
         assert_current(&weight, &format!("replay {replay}"));
+    }
+}
+
+/// The weights, moments and count of a step of AdamW, of a layer and of a head.
+struct Trained {
+    weights: [Tensor; 2],
+    means: [Tensor; 2],
+    squares: [Tensor; 2],
+    count: Tensor,
+}
+
+impl Trained {
+    fn new(given: [&Tensor; 2]) -> Self {
+        let weights = given.map(|it| it.detach().copy().set_requires_grad(true));
+        let [means, squares] = [(); 2].map(|()| given.map(|it| it.detach().zeros_like()));
+        Self { weights, means, squares, count: given[0].sum(Kind::Float).zeros_like() }
+    }
+
+    /// Makes a step of two batches, the second with a part that is computed again.
+    fn step(&self, input: &Tensor, targets: &Tensor) -> Tensor {
+        let [layer, head] = &self.weights;
+        self.weights.iter().for_each(|it| clear_gradient(it).unwrap());
+        let mut sum = self.count.zeros_like();
+        for recompute in [false, true] {
+            let _scope = Autocast::enter(input.device(), Kind::BFloat16, true).unwrap();
+            let hidden = if recompute {
+                let own = layer.shallow_clone();
+                recomputed(&[input], move |x| linear(&x[0], &own, None).unwrap()).unwrap()
+            } else {
+                linear(input, layer, None).unwrap()
+            };
+            let options = CrossEntropyOptions::default();
+            let loss = linear_cross_entropy(&hidden, head, None, targets, &options).unwrap().loss;
+            loss.backward();
+            sum += loss.detach();
+        }
+        let gradients = self.weights.each_ref().map(|it| it.grad());
+        let _ = self.count.shallow_clone().g_add_scalar_(1.0);
+        let [p, g, m, v] = [&self.weights, &gradients, &self.means, &self.squares]
+            .map(|it| it.iter().collect::<Vec<_>>());
+        fused::adam(&p, &g, &m, &v, &[], &[&self.count; 2], &ADAMW, &HOST).unwrap();
+        sum
+    }
+}
+
+/// The kernel of a recorded step writes the copies in each replay, and what the host has written is cast before it.
+#[test]
+fn sixteen_bits_of_weights_are_written_by_the_replays_of_a_recorded_step() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    tch::manual_seed(3);
+    let options = (Kind::Float, device);
+    let given = [[ROWS, WIDTH], [50, ROWS]].map(|shape| Tensor::randn(shape, options));
+    let loaded = given.each_ref().map(|it| it.randn_like());
+    let input = Tensor::randn([4, WIDTH], (Kind::BFloat16, device)).set_requires_grad(true);
+    let targets = Tensor::randint(50, [4], (Kind::Int64, device));
+    let other = Tensor::randn([ROWS, WIDTH], options).set_requires_grad(true);
+    let product = |weight: &Tensor, kind: Kind| {
+        let _scope = Autocast::enter(device, kind, true).unwrap();
+        let input = Tensor::ones([1, WIDTH], (kind, device));
+        drop(tch::no_grad(|| linear(&input, weight, None).unwrap()));
+    };
+    let [own, expected] = [(); 2].map(|()| Trained::new(given.each_ref()));
+    let write = |what: &str, trained: &Trained| {
+        for (weight, loaded) in trained.weights.iter().zip(&loaded) {
+            match what {
+                "a checkpoint" => tch::no_grad(|| weight.shallow_clone().copy_(loaded)),
+                "an average" => drop(weight.data().f_lerp_(loaded, 0.25).unwrap()),
+                _ => {}
+            }
+        }
+        if what == "another type" {
+            product(&trained.weights[0], Kind::Half);
+        }
+    };
+    kernels::emulated(|| {
+        for trained in [&own, &expected] {
+            let _ = trained.step(&input, &targets);
+        }
+        let usual = conversions(&fake::account(|| drop(expected.step(&input, &targets))));
+        product(&other, Kind::BFloat16);
+        // What is stale when the recording begins is cast before it.
+        write("a checkpoint", &own);
+        let mut recorded = None;
+        let account = fake::account(|| {
+            let body = || -> brigade_torch::Result<Tensor> { Ok(own.step(&input, &targets)) };
+            recorded = Some(Graph::record(device, None, body).unwrap());
+        });
+        assert_eq!(conversions(&account), usual + 2, "casts of a recording\n{account}");
+        let (mut graph, sum) = recorded.unwrap();
+        // The moments are those of the first steps, and the recording has made none.
+        for (own, expected) in [(&own.means, &expected.means), (&own.squares, &expected.squares)] {
+            for (own, expected) in own.iter().zip(expected) {
+                expected.shallow_clone().copy_(own);
+            }
+        }
+        expected.count.shallow_clone().copy_(&own.count);
+        write("a checkpoint", &expected);
+        // Another type takes the place of the copy, so that the graph's own is cast for each replay.
+        let rounds = [
+            ("nothing", None),
+            ("nothing", Some(0)),
+            ("a checkpoint", Some(2)),
+            ("nothing", Some(0)),
+            ("an average", Some(2)),
+            ("nothing", Some(0)),
+            ("another type", Some(1)),
+            ("nothing", Some(1)),
+        ];
+        for (round, (what, casts)) in rounds.into_iter().enumerate() {
+            write(what, &own);
+            write(what, &expected);
+            let account = fake::account(|| graph.replay().unwrap());
+            if let Some(casts) = casts {
+                assert_eq!(conversions(&account), casts, "{what}, replay {round}\n{account}");
+            }
+            let loss = expected.step(&input, &targets);
+            assert!(sum.equal(&loss), "{what}, replay {round}: {sum} {loss}");
+            for (own, expected) in own.weights.iter().zip(&expected.weights) {
+                assert_same(&own.detach(), &expected.detach(), &format!("{what}, {round}"));
+            }
+            let of_other = fake::account(|| product(&other, Kind::BFloat16));
+            assert_eq!(conversions(&of_other), 0, "a weight that the step does not write");
+        }
+        for weight in &own.weights[..1] {
+            assert_current(weight, "after the replays");
+        }
+    });
+}
+
+/// A weight that the host steps between two graphs is cast before the second.
+#[test]
+fn sixteen_bits_of_a_weight_follow_a_step_between_two_graphs() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    tch::manual_seed(3);
+    let weight = Tensor::randn([ROWS, WIDTH], (Kind::Float, device)).set_requires_grad(true);
+    let input = Tensor::randn([4, WIDTH], (Kind::BFloat16, device));
+    let product = |weight: &Tensor| {
+        let _scope = Autocast::enter(device, Kind::BFloat16, true).unwrap();
+        tch::no_grad(|| linear(&input, weight, None))
+    };
+    let _ = product(&weight);
+    let (mut first, before) = Graph::record(device, None, || product(&weight)).unwrap();
+    let (mut second, after) = Graph::record(device, Some(&first), || product(&weight)).unwrap();
+    for replay in 0..3 {
+        first.replay().unwrap();
+        assert!(before.equal(&product(&weight.detach().copy()).unwrap()), "replay {replay}");
+        let _ = weight.data().g_add_scalar_(0.5);
+        second.replay().unwrap();
+        assert!(after.equal(&product(&weight.detach().copy()).unwrap()), "replay {replay}");
     }
 }
 
