@@ -71,7 +71,8 @@ const FILES: [&str; 54] = [
 ];
 /// Loops whose results must not depend on the processor or on a compiler's choice. Compiled with the same flags in every
 /// profile, so that tests run the released code.
-const LOOPS: [&str; 2] = ["cpp/step_kernels.cpp", "cpp/rotary_kernels.cpp"];
+const LOOPS: [&str; 3] =
+    ["cpp/step_kernels.cpp", "cpp/rotary_kernels.cpp", "cpp/activation_loops.cpp"];
 /// Name of the static library of the border's objects.
 const ARCHIVE: &str = "brigade_torch";
 /// Of the feature `tpu`, with the library that the program carries.
@@ -205,7 +206,7 @@ fn compile_or_load(build: &mut cc::Build, torch: &Path, kernels: &Path, headers:
             return;
         }
     }
-    build.objects(loops(torch, headers[0])).compile(ARCHIVE);
+    build.objects(loops(torch, headers[0], kernels)).compile(ARCHIVE);
     if let Some((cache, keys)) = cached
         && let Err(error) = cache.store(&keys.exact, keys.label.as_ref(), &archive)
     {
@@ -353,7 +354,7 @@ fn openmp(lib: &Path) -> Option<String> {
 }
 
 /// Compiles [`LOOPS`]; the paths of the objects.
-fn loops(torch: &Path, include: &Path) -> Vec<PathBuf> {
+fn loops(torch: &Path, include: &Path, kernels: &Path) -> Vec<PathBuf> {
     let mut build = cc::Build::new();
     without_paths(&mut build, torch);
     build
@@ -362,6 +363,7 @@ fn loops(torch: &Path, include: &Path) -> Vec<PathBuf> {
         .std("c++20")
         .opt_level(3)
         .debug(false)
+        .include(kernels)
         .flag("-isystem")
         .flag(include.to_str().expect("checked before"))
         .flag_if_supported("-fvisibility=hidden")

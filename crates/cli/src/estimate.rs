@@ -70,6 +70,12 @@ pub(crate) struct EstimateArgs {
     #[arg(long)]
     fused_attention: bool,
 
+    /// Mixed precision uses Brigade's kernels on a GPU
+    ///
+    /// Brigade's transformers then keep fewer activations, no matrices of scores, and at most 512 MiB of logits
+    #[arg(long)]
+    kernels: bool,
+
     /// Show every sharding strategy, for these numbers of ranks
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = ranks)]
     nproc: Vec<usize>,
@@ -234,7 +240,8 @@ impl EstimateArgs {
     }
 
     fn batch(&self, samples: u64) -> MicroBatch {
-        MicroBatch { samples, tokens: self.seq_len, keeps_scores: !self.fused_attention }
+        let keeps_scores = !self.fused_attention;
+        MicroBatch { samples, tokens: self.seq_len, keeps_scores, kernels: self.kernels }
     }
 
     /// Writes the model's description and the definition of a step.
@@ -362,7 +369,16 @@ fn usual(parameters: u64) -> ModelSize {
     let layers = (hidden / 128).max(1);
     let heads = (hidden / 64).max(1);
     let keys = hidden;
-    let shape = Shape::Transformer { layers, hidden, heads, keys, vocabulary: 0, mixture: None };
+    let shape = Shape::Transformer {
+        layers,
+        hidden,
+        heads,
+        keys,
+        vocabulary: 0,
+        mixture: None,
+        intermediate: 4 * hidden,
+        gated: false,
+    };
     ModelSize { parameters, largest: (4 * hidden * hidden).min(parameters), shape: Some(shape) }
 }
 

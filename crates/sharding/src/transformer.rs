@@ -42,6 +42,14 @@ pub struct TransformerStep {
     /// `true` if attention keeps its matrix of scores for the backward pass. Defaults to `false`, as with fused
     /// kernels.
     pub keeps_scores: bool,
+    /// `true` if activations are what Brigade's models keep on a GPU with Brigade's kernels under autocast. Then
+    /// `keeps_scores` has no meaning. Defaults to `false`.
+    pub kernels: bool,
+    /// Width of the feed-forward layers between their products. 0 stands for four times the hidden size. Only read with
+    /// `kernels`. Defaults to 0.
+    pub intermediate: u64,
+    /// `true` if feed-forward layers are gated pairs (SwiGLU). Only read with `kernels`. Defaults to `false`.
+    pub gated: bool,
     /// Number of pipeline stages per rank (chunks). Defaults to 1.
     pub chunks: usize,
     /// Method of context parallelism. Defaults to [`ContextMethod::Gather`].
@@ -86,6 +94,9 @@ impl Default for TransformerStep {
             tokens: 1,
             element_bytes: 4,
             keeps_scores: false,
+            kernels: false,
+            intermediate: 0,
+            gated: false,
             chunks: 1,
             method: ContextMethod::Gather,
             sequence_regions: false,
@@ -347,9 +358,18 @@ impl TransformerStep {
     /// of the two divided products are gathered once and kept whole, 4 bytes, where the paper gathers them again in the
     /// backward pass. With experts the 19 bytes of the feed-forward layer are kept for each expert of a token; tensor ranks
     /// divide those of the experts after the first.
+    ///
+    /// With `kernels` a layer keeps of each token: the two sums of the residual stream in 32 bits with their statistics,
+    /// and normalised in 16 bits; queries, keys, values, the output of attention and the logarithms of its sums; and the
+    /// feed-forward layer before its activation, of a gated pair both parts. Dropout keeps no masks, and branches are not
+    /// kept. Each expert of a token also keeps its input and its output. Tensor ranks divide attention and the
+    /// feed-forward layer, with sequence regions the sums, too.
     #[must_use]
     pub fn activations(&self, mesh: &Mesh, stage: usize) -> u64 {
         let place = self.place(mesh, stage);
+        if self.kernels {
+            return self.kept_with_kernels(&place);
+        }
         let t = place.tensor;
         let tokens = product(&[self.samples, place.tokens, place.layers, self.element_bytes]);
         let hidden = u128::from(tokens) * u128::from(self.hidden);
@@ -368,13 +388,48 @@ impl TransformerStep {
         u64::try_from(blocks.saturating_add(scores)).unwrap_or(u64::MAX)
     }
 
+    fn kept_with_kernels(&self, place: &Place) -> u64 {
+        let t = u128::from(place.tensor);
+        let [hidden, keys, heads, element] =
+            [self.hidden, self.key_width, self.heads, self.element_bytes].map(u128::from);
+        let between = match self.intermediate {
+            0 => hidden.saturating_mul(4),
+            width => width.into(),
+        };
+        let between = if self.gated { between.saturating_mul(2) } else { between };
+        let of_expert = if self.experts > 0 { between.saturating_add(2 * hidden) } else { between };
+        let of_experts = of_expert.saturating_mul(self.experts_per_token.into());
+        // A sum with its mean and the inverse of its deviation, before attention and before the feed-forward layer.
+        let sums = 2 * 4 * (hidden + 2);
+        let attention = element * 2 * (hidden + keys) + 4 * heads;
+        let divided = of_experts.saturating_mul(element).saturating_add(attention);
+        let normed = 2 * element * hidden;
+        let of_token = if self.sequence_regions {
+            normed + divided.saturating_add(sums) / t
+        } else {
+            normed + sums + divided / t
+        };
+        let tokens = product(&[self.samples, place.tokens, place.layers]);
+        u64::try_from(of_token.saturating_mul(tokens.into())).unwrap_or(u64::MAX)
+    }
+
     /// Returns the bytes of the logits that a rank of a stage has for the loss, and of their gradient, both in 32 bits.
-    /// 0 for stages without the language head.
+    /// With `kernels` the head computes them in parts of at most 512 MiB, and the gradient is in their place. 0 for stages
+    /// without the language head.
     #[must_use]
     pub fn logits(&self, mesh: &Mesh, stage: usize) -> u64 {
         let place = self.place(mesh, stage);
         let part = self.vocabulary.div_ceil(place.tensor);
-        if place.is_last { product(&[8, part, self.samples, place.tokens]) } else { 0 }
+        if !place.is_last {
+            return 0;
+        }
+        if !self.kernels {
+            return product(&[8, part, self.samples, place.tokens]);
+        }
+        let columns = part.div_ceil(HEAD_COLUMNS).saturating_mul(HEAD_COLUMNS);
+        let of_row = product(&[self.element_bytes, columns]);
+        let all = product(&[of_row, self.samples, place.tokens]);
+        all.min(HEAD_BYTES.max(product(&[of_row, HEAD_ROWS])))
     }
 
     /// Returns the bytes of the hidden states of this rank's tokens.
@@ -434,6 +489,11 @@ fn product(factors: &[u64]) -> u64 {
 /// Numbers that ranks exchange for each label: the largest logit, the sum of powers, and the label's logit.
 const NUMBERS_OF_LABEL: u64 = 3;
 const NUMBER_BYTES: u64 = 8;
+/// Logits that the language head has at a time on a GPU, at most, but for as many rows, and the number of columns of
+/// which theirs are a multiple: the constants of `crates/torch/cpp/cross_entropy.cpp`.
+const HEAD_BYTES: u64 = 512 << 20;
+const HEAD_ROWS: u64 = 128;
+const HEAD_COLUMNS: u64 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -452,6 +512,29 @@ mod tests {
         // s b h (34 + 5 a s / h) for each layer.
         assert_eq!(half.activations(&mesh, 0), 10 * (32 * 2) * (34 * 64 + 5 * 4 * 32));
         assert_eq!(half.logits(&mesh, 0), 8 * 100 * 64);
+    }
+
+    #[test]
+    fn kernels_keep_what_they_read_again() {
+        let mesh = Mesh::builder().build(1).unwrap();
+        let own = TransformerStep { element_bytes: 2, kernels: true, ..step() };
+        let tokens = 10 * 64;
+        // The sums, their statistics, what is normalised, attention, its sums, and the feed-forward layer.
+        let before = |attention: u64| 8 * 64 + 16 + 4 * 64 + attention + 4 * 4;
+        assert_eq!(own.activations(&mesh, 0), tokens * (before(8 * 64) + 8 * 64));
+        let llama = TransformerStep { gated: true, intermediate: 100, key_width: 16, ..own };
+        assert_eq!(llama.activations(&mesh, 0), tokens * (before(4 * (64 + 16)) + 4 * 100));
+        let two = Mesh::builder().tensor(2).build(2).unwrap();
+        let divided = 8 * 64 + 4 * 4 + 8 * 64;
+        assert_eq!(own.activations(&two, 0), tokens * (before(0) - 4 * 4 + divided / 2));
+        let regions = TransformerStep { sequence_regions: true, ..own };
+        assert_eq!(regions.activations(&two, 0), tokens * (4 * 64 + (8 * 64 + 16 + divided) / 2));
+        // 100 classes are two blocks of 64, and many of them parts.
+        assert_eq!(own.logits(&mesh, 0), 2 * 128 * 64);
+        let many = TransformerStep { vocabulary: 50_257, samples: 64, tokens: 1024, ..own };
+        assert_eq!(many.logits(&mesh, 0), 512 << 20);
+        let huge = TransformerStep { vocabulary: u64::MAX, ..own };
+        assert_eq!(huge.logits(&mesh, 0), u64::MAX);
     }
 
     #[test]

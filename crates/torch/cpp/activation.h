@@ -20,10 +20,33 @@ std::unique_ptr<Tensor> activation(
 // this input.
 bool activation_adds_bias(const Tensor& input);
 
+// What computes an activation, or all gradients of it, in one pass: the kernels of a GPU, or loops of a CPU, for pairs
+// without biases. The pass keeps nothing but the input.
+class ActivationPass {
+ public:
+  explicit ActivationPass(const ActivationInput& input);
+
+  // Returns `false` if the input is left to libtorch's operations.
+  explicit operator bool() const {
+    return program_ != nullptr || has_loops_;
+  }
+  at::Tensor forward(const ActivationInput& input, int64_t activation) const;
+  // May overwrite `doutput` if `may_overwrite` is set.
+  ActivationGradients backward(
+      const ActivationInput& input, int64_t activation, const at::Tensor& doutput, bool may_overwrite,
+      ActivationWishes wishes) const;
+
+ private:
+  kernels::Program* program_;
+  bool has_loops_;
+};
+
 // What `activation` takes, checked.
 ActivationInput activation_input(
     const Tensor& values, rust::Slice<const TensorRef> bias, rust::Slice<const TensorRef> up,
     rust::Slice<const TensorRef> up_bias, const ActivationOptions& options);
+// Returns the activation, in one pass where there is one.
+at::Tensor activated(const ActivationInput& input, int64_t activation);
 // The same by libtorch's operations, one after the other.
 at::Tensor activated_by_operations(const ActivationInput& input, int64_t activation);
 // The output, and the gradients of all tensors of the input for one of the output, by libtorch's operations. With

@@ -25,8 +25,8 @@ using torch::autograd::variable_list;
 // No activation in front of a product.
 constexpr int64_t kNoActivation = -1;
 
-// Without kernels only GELU alone is computed again in the backward. The other activations are left to libtorch's
-// operations, which keep their results and need one pass less.
+// Where an activation is not one pass, only GELU alone is computed again in the backward. The others are left to
+// libtorch's operations, which keep their results and need one pass less.
 bool is_gelu_alone(const ActivationInput& input, int64_t activation) {
   return gelu_approximation(activation)[0] != '\0' && !input.is_gated() && !input.bias.defined();
 }
@@ -53,7 +53,7 @@ struct Linear : public torch::autograd::Function<Linear> {
       data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
     const auto offset = bias ? std::optional(weight_in_type(*bias, type)) : std::nullopt;
-    return at::linear(activated(input, activation, type), weight_in_type(weight, type), offset)
+    return at::linear(factor_of(input, activation, type), weight_in_type(weight, type), offset)
         .to(values.scalar_type());
   }
 
@@ -103,17 +103,19 @@ struct Linear : public torch::autograd::Function<Linear> {
   }
 
  private:
-  static kernels::Program* kernels_for(const ActivationInput& input, at::ScalarType type) {
-    return input.values.scalar_type() == type ? activation_kernels(input) : nullptr;
+  static std::optional<ActivationPass> pass_for(const ActivationInput& input, at::ScalarType type) {
+    const ActivationPass pass(input);
+    return pass && input.values.scalar_type() == type ? std::optional(pass) : std::nullopt;
   }
 
-  static at::Tensor activated(const ActivationInput& input, int64_t activation, at::ScalarType type) {
+  static at::Tensor factor_of(const ActivationInput& input, int64_t activation, at::ScalarType type) {
     if (activation == kNoActivation) {
       return input.values.to(type);
     }
     // In a backward that is recorded the gradient of the weight depends on the values.
-    if (auto* program = at::GradMode::is_enabled() ? nullptr : kernels_for(input, type)) {
-      return activation_forward_gpu(*program, input, static_cast<int>(activation));
+    const auto pass = at::GradMode::is_enabled() ? std::nullopt : pass_for(input, type);
+    if (pass) {
+      return pass->forward(input, activation);
     }
     return activated_by_operations(
         {input.values.to(type), input.bias, input.up, input.up_bias, input.is_packed}, activation);
@@ -132,14 +134,14 @@ struct Linear : public torch::autograd::Function<Linear> {
       return dfactor.view(sizes);
     };
     if (!dfactor.defined() || activation == kNoActivation) {
-      out.output = wants_factor ? activated(input, activation, type) : at::Tensor();
+      out.output = wants_factor ? factor_of(input, activation, type) : at::Tensor();
       out.values = dfactor;
       return out;
     }
-    if (auto* program = recorded ? nullptr : kernels_for(input, type)) {
-      return activation_backward_gpu(
-          *program, input, static_cast<int>(activation), in_shape(), /*may_overwrite=*/true,
-          {wants_factor, wants_biases});
+    const auto pass = recorded ? std::nullopt : pass_for(input, type);
+    if (pass) {
+      return pass->backward(
+          input, activation, in_shape(), /*may_overwrite=*/true, {wants_factor, wants_biases});
     }
     if (is_gelu_alone(input, activation)) {
       const auto x = input.values.to(type);
@@ -241,9 +243,9 @@ std::unique_ptr<Tensor> activation_linear(
   const auto in_type = [&](const at::Tensor& t) { return t.defined() ? t.to(types.input) : t; };
   const ActivationInput own{
       in_type(input.values), input.bias, in_type(input.up), input.up_bias, input.is_packed};
-  const bool has_kernels = types.product == types.input && activation_kernels(own) != nullptr;
-  if (!types.fit(values, width, weight, offset) || !(has_kernels || is_gelu_alone(input, options.activation))) {
-    return linear(activated_by_operations(input, options.activation), weight, weight_bias);
+  const bool has_pass = types.product == types.input && ActivationPass(own);
+  if (!types.fit(values, width, weight, offset) || !(has_pass || is_gelu_alone(input, options.activation))) {
+    return linear(activated(input, options.activation), weight, weight_bias);
   }
   // A product in the type of autocast takes its copy of the weight where the weight has none of its own.
   const bool copies = types.casts && types.product == types.input && !types.improves(weight);

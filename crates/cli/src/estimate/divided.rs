@@ -11,7 +11,7 @@ use brigade_sharding::{
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::memory::{Kept, Precision, Shape};
+use super::memory::{Kept, Shape};
 use brigade_sharding::byte_size::in_bytes;
 
 use super::{EstimateArgs, Subject};
@@ -199,28 +199,13 @@ impl Options {
         samples: u64,
         chunks: usize,
     ) -> Option<TransformerStep> {
-        let Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary, mixture }) =
-            subject.size.shape
-        else {
-            return None;
-        };
-        let element_bytes = if args.sharded.precision() == Precision::Fp32 { 4 } else { 2 };
+        let shape = subject.size.shape.as_ref()?;
+        let step = shape.step(args.sharded.precision(), args.batch(samples))?;
         Some(TransformerStep {
-            layers,
-            hidden,
-            key_width: keys,
-            heads,
-            vocabulary,
-            samples,
-            tokens: args.seq_len,
-            element_bytes,
-            keeps_scores: !args.fused_attention,
             chunks,
             method: self.context_method,
             sequence_regions: self.sequence_parallel,
-            experts: mixture.map_or(0, |mixture| mixture.experts),
-            experts_per_token: mixture.map_or(1, |mixture| mixture.chosen),
-            ..TransformerStep::default()
+            ..step
         })
     }
 }

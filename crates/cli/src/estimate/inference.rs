@@ -22,7 +22,7 @@ pub(super) struct InferenceOptions {
     ///
     /// Shows the size of the weights in each format, the size of the key-value cache, and the maximum number of tokens
     /// per second if weights are copied to a GPU for each token
-    #[arg(long, conflicts_with_all = ["nproc", "optimizer", "fused_attention", "image_size"])]
+    #[arg(long, conflicts_with_all = ["nproc", "optimizer", "fused_attention", "kernels", "image_size"])]
     pub(super) inference: bool,
 
     /// Format of the weights

@@ -8,6 +8,8 @@ type Known = (&'static str, u64, u64, Kind);
 enum Kind {
     /// Layers, hidden size, heads, vocabulary size.
     Transformer(u64, u64, u64, u64),
+    /// The same, and the intermediate size of gated feed-forward layers.
+    Gated(u64, u64, u64, u64, u64),
     /// Layers, hidden size, heads, width of the keys, vocabulary size, and experts.
     Mixture(u64, u64, u64, u64, u64, Mixture),
     /// Number of output values of its convolutions for one sample with this many pixels per side.
@@ -20,10 +22,45 @@ pub(super) fn find(name: &str, side: Option<u64>) -> Option<ModelSize> {
         TABLE.iter().find(|known| known.0.eq_ignore_ascii_case(name))?;
     let shape = match *kind {
         Kind::Transformer(layers, hidden, heads, vocabulary) => {
-            Shape::Transformer { layers, hidden, heads, keys: hidden, vocabulary, mixture: None }
+            let (keys, intermediate) = (hidden, 4 * hidden);
+            let (mixture, gated) = (None, false);
+            Shape::Transformer {
+                layers,
+                hidden,
+                heads,
+                keys,
+                vocabulary,
+                mixture,
+                intermediate,
+                gated,
+            }
+        }
+        Kind::Gated(layers, hidden, heads, vocabulary, intermediate) => {
+            let (keys, mixture, gated) = (hidden, None, true);
+            Shape::Transformer {
+                layers,
+                hidden,
+                heads,
+                keys,
+                vocabulary,
+                mixture,
+                intermediate,
+                gated,
+            }
         }
         Kind::Mixture(layers, hidden, heads, keys, vocabulary, mixture) => {
-            Shape::Transformer { layers, hidden, heads, keys, vocabulary, mixture: Some(mixture) }
+            let (intermediate, gated) = (mixture.intermediate, true);
+            let mixture = Some(mixture);
+            Shape::Transformer {
+                layers,
+                hidden,
+                heads,
+                keys,
+                vocabulary,
+                mixture,
+                intermediate,
+                gated,
+            }
         }
         // The outputs of convolutions grow with the number of pixels.
         Kind::Convolutional { outputs, side: usual } => {
@@ -49,8 +86,8 @@ const TABLE: &[Known] = &[
     ("gpt2-medium", 354_823_168, 51_463_168, Kind::Transformer(24, 1024, 16, 50_257)),
     ("gpt2-large", 774_030_080, 64_328_960, Kind::Transformer(36, 1280, 20, 50_257)),
     ("gpt2-xl", 1_557_611_200, 80_411_200, Kind::Transformer(48, 1600, 25, 50_257)),
-    ("llama-7b", 6_738_415_616, 131_072_000, Kind::Transformer(32, 4096, 32, 32_000)),
-    ("llama-13b", 13_015_864_320, 163_840_000, Kind::Transformer(40, 5120, 40, 32_000)),
+    ("llama-7b", 6_738_415_616, 131_072_000, Kind::Gated(32, 4096, 32, 32_000, 11_008)),
+    ("llama-13b", 13_015_864_320, 163_840_000, Kind::Gated(40, 5120, 40, 32_000, 13_824)),
     ("mixtral-8x7b", 46_702_792_704, 939_524_096, MIXTRAL),
     ("bert-base", 109_482_240, 23_440_896, Kind::Transformer(12, 768, 12, 0)),
     ("bert-large", 335_141_888, 31_254_528, Kind::Transformer(24, 1024, 16, 0)),

@@ -4,7 +4,7 @@
 //! backward pass depends on the model's code, of which only the sizes are known here.
 
 use brigade_checkpoint::Dtype;
-use brigade_sharding::Parameter;
+use brigade_sharding::{Mesh, Parameter, TransformerStep};
 
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +83,10 @@ pub(super) enum Shape {
         vocabulary: u64,
         /// Experts of each block, if its feed-forward layer is a mixture.
         mixture: Option<Mixture>,
+        /// Width of the feed-forward layers, or of an expert.
+        intermediate: u64,
+        /// `true` if feed-forward layers are gated pairs.
+        gated: bool,
     },
     /// Convolutions with a known number of output values per sample.
     Convolutional {
@@ -147,6 +151,8 @@ pub(super) struct MicroBatch {
     pub(super) tokens: u64,
     /// `true` if attention keeps its matrix of scores: without a fused kernel, which recomputes them.
     pub(super) keeps_scores: bool,
+    /// `true` if mixed precision keeps what Brigade's kernels of a GPU keep.
+    pub(super) kernels: bool,
 }
 
 /// Memory of one rank in bytes.
@@ -248,8 +254,15 @@ impl Shape {
     /// through which a token of a mixture goes once for each of its experts), and 2.5 matrices of scores per head if
     /// attention keeps them. Logits are kept twice in 32 bits: for the loss and as its gradient.
     ///
+    /// With Brigade's kernels those of [`TransformerStep::activations`].
+    ///
     /// Convolutions: each output is kept, normalised and kept again, and rectified in place.
     pub(super) fn kept(&self, precision: Precision, batch: MicroBatch) -> Option<Kept> {
+        if let Some(step) = self.step(precision, batch).filter(|step| step.kernels) {
+            let alone = Mesh::builder().build(1).ok()?;
+            let (activations, logits) = (step.activations(&alone, 0), step.logits(&alone, 0));
+            return Some(Kept { activations, logits });
+        }
         let width: u128 = if precision == Precision::Fp32 { 4 } else { 2 };
         let samples = u128::from(batch.samples);
         let (activations, logits) = match *self {
@@ -273,6 +286,42 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// Returns the sizes of a transformer's micro-batch on a rank of its own. `None` for other models.
+    pub(super) fn step(&self, precision: Precision, batch: MicroBatch) -> Option<TransformerStep> {
+        let Self::Transformer {
+            layers,
+            hidden,
+            heads,
+            keys,
+            vocabulary,
+            mixture,
+            intermediate,
+            gated,
+        } = *self
+        else {
+            return None;
+        };
+        Some(TransformerStep {
+            layers,
+            hidden,
+            key_width: keys,
+            heads,
+            vocabulary,
+            samples: batch.samples,
+            tokens: batch.tokens,
+            element_bytes: if precision == Precision::Fp32 { 4 } else { 2 },
+            keeps_scores: batch.keeps_scores,
+            kernels: batch.kernels && precision == Precision::Mixed16,
+            intermediate,
+            gated,
+            experts: mixture.map_or(0, |mixture| mixture.experts),
+            experts_per_token: mixture.map_or(1, |mixture| mixture.chosen),
+            ..TransformerStep::default()
+        })
+    }
+}
+
 fn product(factors: &[u128]) -> Option<u128> {
     factors.iter().try_fold(1_u128, |product, factor| product.checked_mul(*factor))
 }
@@ -281,7 +330,8 @@ fn product(factors: &[u128]) -> Option<u128> {
 mod tests {
     use super::*;
 
-    const ONE: MicroBatch = MicroBatch { samples: 1, tokens: 1024, keeps_scores: true };
+    const ONE: MicroBatch =
+        MicroBatch { samples: 1, tokens: 1024, keeps_scores: true, kernels: false };
 
     fn gpt2() -> ModelSize {
         let shape = Shape::Transformer {
@@ -291,6 +341,8 @@ mod tests {
             keys: 768,
             vocabulary: 50_257,
             mixture: None,
+            intermediate: 3072,
+            gated: false,
         };
         ModelSize { parameters: 124_439_808, largest: 38_597_376, shape: Some(shape) }
     }
@@ -324,6 +376,8 @@ mod tests {
                 keys: 768,
                 vocabulary: 0,
                 mixture: None,
+                intermediate: 3072,
+                gated: false,
             };
             for shape in [None, Some(shape)] {
                 let size = ModelSize { parameters, largest: 1, shape };
@@ -361,6 +415,22 @@ mod tests {
     }
 
     #[test]
+    fn kernels_keep_less_in_mixed_precision_alone() {
+        let with = |kernels| MicroBatch { kernels, keeps_scores: false, ..ONE };
+        let of = |precision, kernels| {
+            let memory = Memory::new(&gpt2(), precision, OptimizerState::Two, with(kernels));
+            memory.unwrap().activations.unwrap()
+        };
+        // In 28 bytes for each number of the hidden size, 16 of statistics and 4 for each head.
+        let layers = 1024 * 12 * (28 * 768 + 16 + 4 * 12);
+        assert_eq!(of(Precision::Mixed16, true), layers + 2 * 50_304 * 1024);
+        assert!(of(Precision::Mixed16, true) < of(Precision::Mixed16, false));
+        for precision in [Precision::Fp32, Precision::Pure16] {
+            assert_eq!(of(precision, true), of(precision, false));
+        }
+    }
+
+    #[test]
     fn samples_multiply_activations_only() {
         let many = MicroBatch { samples: 8, ..ONE };
         let one = Memory::new(&gpt2(), Precision::Fp32, OptimizerState::Two, ONE).unwrap();
@@ -374,7 +444,7 @@ mod tests {
         let model = ModelSize { parameters: u64::MAX, largest: 1, shape: None };
         let refused = Memory::new(&model, Precision::Fp32, OptimizerState::Two, ONE);
         assert_eq!(refused, None);
-        let batch = MicroBatch { samples: u64::MAX, tokens: u64::MAX, keeps_scores: true };
+        let batch = MicroBatch { samples: u64::MAX, tokens: u64::MAX, ..ONE };
         let refused = Memory::new(&gpt2(), Precision::Fp32, OptimizerState::Two, batch);
         assert_eq!(refused, None);
     }

@@ -181,6 +181,7 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         num_key_value_heads: Option<u64>,
         head_dim: Option<u64>,
         vocab_size: Option<u64>,
+        #[serde(alias = "n_inner")]
         intermediate_size: Option<u64>,
         #[serde(alias = "num_experts", alias = "n_routed_experts")]
         num_local_experts: Option<u64>,
@@ -202,7 +203,20 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
                 intermediate: intermediate.unwrap_or_else(|| hidden.saturating_mul(4)),
             }
         });
-        return Ok(Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary, mixture }));
+        let intermediate = match mixture {
+            Some(mixture) => mixture.intermediate,
+            None => config.intermediate_size.unwrap_or_else(|| hidden.saturating_mul(4)),
+        };
+        return Ok(Some(Shape::Transformer {
+            layers,
+            hidden,
+            heads,
+            keys,
+            vocabulary,
+            mixture,
+            intermediate,
+            gated: has_gates(tensors),
+        }));
     }
     // Convolutions indicate images, even if blocks of attention follow them.
     if tensors.iter().any(|(_, shape, _)| shape.len() == 4) {
@@ -231,6 +245,13 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         .map(|(_, shape, _)| shape[0])
         .filter(|rows| *rows > 4 * hidden)
         .max();
+    let intermediate = tensors
+        .iter()
+        .filter(|(name, shape, _)| {
+            shape.len() == 2 && shape[1] == hidden && name.contains("gate_proj")
+        })
+        .map(|(_, shape, _)| shape[0])
+        .max();
     Ok(Some(Shape::Transformer {
         layers: blocks.len() as u64,
         hidden,
@@ -238,7 +259,15 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         keys: hidden,
         vocabulary: vocabulary.unwrap_or(0),
         mixture: None,
+        intermediate: intermediate.unwrap_or_else(|| hidden.saturating_mul(4)),
+        gated: has_gates(tensors),
     }))
+}
+
+/// Returns `true` if feed-forward layers are gated pairs, by the names of Llama, Mixtral and fused projections.
+fn has_gates(tensors: &[Tensor]) -> bool {
+    let is_gate = |part: &str| matches!(part, "gate_proj" | "gate_up_proj" | "w3");
+    tensors.iter().any(|(name, ..)| name.split('.').any(is_gate))
 }
 
 /// Returns the shape of a pyramid, as nearly all are: the side is halved where the number of channels doubles.

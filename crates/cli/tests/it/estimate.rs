@@ -240,6 +240,32 @@ fn convolutions_need_the_size_of_the_images() {
 }
 
 #[test]
+fn with_kernels_a_gated_layer_keeps_its_pair() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let names = ["self_attn.q_proj", "input_layernorm", "mlp.gate_proj", "mlp.up_proj"].map(layer);
+    let shapes: [&[u64]; 4] = [&[64, 64], &[64], &[100, 64], &[100, 64]];
+    let layers = names.iter().map(String::as_str).zip(shapes);
+    let tensors: Vec<_> =
+        [("model.embed_tokens.weight", &[1000, 64][..])].into_iter().chain(layers).collect();
+    write_header(&file, &tensors);
+    // Layers, hidden size, heads, intermediate size, and the vocabulary as a multiple of 64.
+    for (model, [layers, hidden, heads, width, vocabulary]) in [
+        ("llama-7b", [32, 4096, 32, 11_008, 32_000]),
+        (file.to_str().unwrap(), [1, 64, 1, 100, 1024]),
+    ] {
+        let found = answer(&[model, "--kernels", "--seq-len", "512"]);
+        let of_token = 8 * (hidden + 2) + 4 * hidden + 8 * hidden + 4 * heads + 4 * width;
+        assert_eq!(
+            found["bytes_per_rank"]["bf16, fp16 mixed"]["activations"],
+            512 * (layers * of_token + 2 * vocabulary),
+            "{model}"
+        );
+    }
+}
+
+#[test]
 fn parts_without_an_estimate_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();

@@ -7,6 +7,7 @@ mod dispatch;
 mod expert_parallel;
 mod generation;
 mod golden;
+mod kept_activations;
 mod messages;
 mod pipeline;
 mod pretrained_memory;

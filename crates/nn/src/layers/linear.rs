@@ -229,7 +229,7 @@ impl Linear {
     /// Applies the layer to `activation(gate) · up`: the second half of a gated feed-forward layer such as
     /// [`SwiGlu`](crate::SwiGlu).
     ///
-    /// On GPUs with Brigade's kernels, it is computed as in [`Linear::forward_activated`]
+    /// On a CPU, and on GPUs with Brigade's kernels, the activation and its product are one pass
     /// ([`brigade_torch::gated_linear`]), and only `gate` and `up` are kept.
     ///
     /// # Errors

@@ -14,8 +14,8 @@ use crate::{Linear, LinearOptions, Module, ParamPath};
 /// `down_proj.weight` `[hidden, intermediate]`, with the initial values of [`Linear`], and their biases if
 /// [`SwiGluOptions::bias`] is set. [`SwiGluOptions::activation`] makes GEGLU or another gated layer of it.
 ///
-/// On GPUs with Brigade's kernels, the activation, its product and the biases are one kernel, and so are their gradients;
-/// for the backward only `gate(x)` and `up(x)` are kept ([`Linear::forward_gated`]).
+/// On a CPU, and on GPUs with Brigade's kernels, the activation and its product are computed in one pass, on GPUs with the
+/// biases, and so are their gradients; for the backward only `gate(x)` and `up(x)` are kept ([`Linear::forward_gated`]).
 ///
 /// ```
 /// use brigade_nn::{Model, Module, SwiGlu};

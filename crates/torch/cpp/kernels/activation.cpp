@@ -19,12 +19,6 @@ namespace {
 constexpr int64_t kActivationBlocks = 8;
 constexpr int64_t kActivationForwardBlocks = 32;
 
-// [rows, width] whose columns are adjacent.
-at::Tensor as_rows(const at::Tensor& t) {
-  const auto rows = t.reshape({-1, t.size(-1)});
-  return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
-}
-
 // A bias as the kernels read it: float32, contiguous.
 at::Tensor as_float(const at::Tensor& bias) {
   return bias.defined() ? bias.to(at::kFloat).contiguous() : bias;
@@ -39,7 +33,7 @@ struct ActivationCall {
 
   ActivationCall(const ActivationInput& input, int activation) : is_gated(input.is_gated()) {
     const int64_t width = input.width();
-    const auto rows = as_rows(input.values);
+    const auto rows = activation_rows(input.values);
     const auto offset = as_float(input.bias);
     if (input.is_packed) {
       values = rows.narrow(1, 0, width);
@@ -52,7 +46,7 @@ struct ActivationCall {
       values = rows;
       bias = offset;
       if (is_gated) {
-        up = as_rows(input.up);
+        up = activation_rows(input.up);
         up_bias = as_float(input.up_bias);
       }
     }
@@ -127,13 +121,12 @@ bool has_kernels_for(const ActivationInput& input) {
         is_bias(input.up_bias, values.size(-1))));
 }
 
-std::vector<int64_t> output_sizes(const ActivationInput& input) {
-  auto sizes = input.values.sizes().vec();
-  sizes.back() = input.width();
-  return sizes;
-}
-
 } // namespace
+
+at::Tensor activation_rows(const at::Tensor& t) {
+  const auto rows = t.reshape({-1, t.size(-1)});
+  return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
+}
 
 kernels::Program* activation_kernels(const ActivationInput& input) {
   return has_kernels_for(input) ? kernels::program("activation", input.values) : nullptr;
@@ -147,13 +140,13 @@ at::Tensor activation_forward_gpu(kernels::Program& program, const ActivationInp
   call.args.output = call.write(output);
   call.divide(kActivationForwardBlocks * program.processors());
   call.launch(program, "");
-  return output.view(output_sizes(input));
+  return output.view(input.output_sizes());
 }
 
 ActivationGradients activation_backward_gpu(
     kernels::Program& program, const ActivationInput& input, int activation, const at::Tensor& doutput,
     bool may_overwrite, ActivationWishes wishes) {
-  const auto sizes = output_sizes(input);
+  const auto sizes = input.output_sizes();
   TORCH_CHECK(has_kernels_for(input), "the kernels do not take values of ", input.values.sizes(), " and ",
               input.values.scalar_type());
   TORCH_CHECK(

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace brigade {
 
@@ -26,6 +27,11 @@ struct ActivationInput {
   int64_t width() const {
     return values.size(-1) / (is_packed ? 2 : 1);
   }
+  std::vector<int64_t> output_sizes() const {
+    auto sizes = values.sizes().vec();
+    sizes.back() = width();
+    return sizes;
+  }
 };
 
 struct ActivationGradients {
@@ -43,6 +49,9 @@ struct ActivationWishes {
   bool output = false;
   bool biases = false;
 };
+
+// Returns the tensor as a matrix [rows, columns] whose columns are adjacent.
+at::Tensor activation_rows(const at::Tensor& t);
 
 // Returns the kernels that can read the input, or null: for bfloat16, float16 and float32 on a GPU.
 kernels::Program* activation_kernels(const ActivationInput& input);

@@ -1,5 +1,5 @@
-//! Activations of linear layers and gated pairs: the kernels of a GPU, emulated without one, and the operations that take
-//! their place.
+//! Activations of linear layers and gated pairs: the kernels of a GPU, emulated without one, the loops of a CPU, and the
+//! operations that take their place.
 
 use std::iter::repeat_n;
 
@@ -36,6 +36,13 @@ struct Case {
     form: Form,
     biased: bool,
     activation: Activation,
+}
+
+impl Case {
+    /// Returns `true` if a CPU has a loop for the case, in float32 and 16 bits.
+    fn has_loop(self) -> bool {
+        self.form != Form::One && !self.biased
+    }
 }
 
 fn cases() -> impl Iterator<Item = Case> {
@@ -249,6 +256,95 @@ fn parts_of_several_rows_are_added_up_in_16_bits() {
     }
 }
 
+#[test]
+fn the_loops_of_a_cpu_are_no_further_from_float64_than_the_operations_in_16_bits() {
+    for case in cases().filter(|case| case.has_loop()) {
+        // One value; less than a tile, several of them, and rows of a packed pair that end within one.
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+            for (rows, width) in [(1, 1), (3, 13), (2, 1100), (70, 96)] {
+                check(rows, width, kind, case, Device::Cpu);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pair_on_a_cpu_is_computed_in_float32_and_rounded_once_in_16_bits() {
+    for case in cases().filter(|case| case.has_loop()) {
+        for kind in [Kind::BFloat16, Kind::Half] {
+            tch::manual_seed(8);
+            let leaves = Leaves::new(9, 130, kind, case.form);
+            let upstream = upstream(9, 130, kind);
+            let wide = leaves.map(|leaf| leaf.to_kind(Kind::Float));
+            let [found, expected] = [&leaves.on(Device::Cpu), &wide]
+                .map(|it| with_gradients(&run(it, case), &it.used(case), &upstream));
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(found.equal(&expected.to_kind(kind)), "{case:?}, {kind:?}");
+            }
+        }
+    }
+}
+
+/// The gradients of a pair, behind its output, of leaves that may lie anywhere.
+fn of_pair(gate: &Tensor, up: &Tensor, activation: Activation, upstream: &Tensor) -> Vec<Tensor> {
+    let [gate, up] = [gate, up].map(|it| it.detach().set_requires_grad(true));
+    let pair = GatedPair::Two { gate: (&gate).into(), up: (&up).into() };
+    with_gradients(&gated_activation(pair, activation).unwrap(), &[&gate, &up], upstream)
+}
+
+#[test]
+fn threads_place_alignment_and_layout_change_no_bit_of_a_pair_on_a_cpu_in_16_bits() {
+    let before = tch::get_num_threads();
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        tch::manual_seed(4);
+        let random = || (Tensor::randn([50, 600], (Kind::Float, Device::Cpu)) * 3.0).to_kind(kind);
+        let [gate, up, upstream] = [random(), random(), random()];
+        for activation in ACTIVATIONS {
+            let run = |part: &dyn Fn(&Tensor) -> Tensor| {
+                of_pair(&part(&gate), &part(&up), activation, &part(&upstream))
+            };
+            let whole = run(&Tensor::shallow_clone);
+            let same = |found: Vec<Tensor>, part: &dyn Fn(&Tensor) -> Tensor, about: &str| {
+                for (index, (found, whole)) in found.iter().zip(&whole).enumerate() {
+                    assert!(
+                        found.equal(&part(whole)),
+                        "{about}: {index}, {activation:?}, {kind:?}"
+                    );
+                }
+            };
+            for threads in [1, 2, 3] {
+                tch::set_num_threads(threads);
+                let found = run(&Tensor::shallow_clone);
+                same(found, &Tensor::shallow_clone, &format!("{threads} threads"));
+            }
+            tch::set_num_threads(before);
+            let parts: [&dyn Fn(&Tensor) -> Tensor; 6] = [
+                &|it| it.narrow(1, 1, 599),
+                &|it| it.narrow(1, 37, 5).contiguous(),
+                &|it| it.flatten(0, -1).narrow(0, 3, 29_000),
+                &|it| it.tr(),
+                &|it| it.view([50, 6, 100]).transpose(0, 1),
+                &|it| it.narrow(0, 7, 1).expand([4, 600], false),
+            ];
+            for (index, part) in parts.into_iter().enumerate() {
+                same(run(part), part, &format!("part {index}"));
+            }
+            // Both halves of one product.
+            let packed = Tensor::cat(&[&gate, &up], 1).set_requires_grad(true);
+            let output = gated_activation(GatedPair::Packed((&packed).into()), activation).unwrap();
+            let [output, gradient] = with_gradients(&output, &[&packed], &upstream)
+                .try_into()
+                .expect("an output and a gradient");
+            let halves = gradient.chunk(2, 1);
+            same(
+                vec![output, halves[0].copy(), halves[1].copy()],
+                &Tensor::shallow_clone,
+                "packed",
+            );
+        }
+    }
+}
+
 /// Rows that lie apart, a transposed matrix, a middle dimension, and a start that is no multiple of 16 bytes.
 #[test]
 fn values_of_any_layout_are_read_in_16_bits() {
@@ -329,13 +425,20 @@ fn infinities_and_nan_give_what_the_operations_give_in_16_bits() {
         set(&leaves.0[0], 4, 2, 3.0);
         set(&upstream, 4, 1, f64::INFINITY);
         set(&upstream, 4, 2, f64::NAN);
-        let own = leaves.on(device);
-        let found = by_kernels(|| with_gradients(&run(&own, case), &own.used(case), &upstream));
+        let own = |device| {
+            let own = leaves.on(device);
+            by_kernels(|| with_gradients(&run(&own, case), &own.used(case), &upstream))
+        };
+        let mut all = vec![own(device)];
+        if case.has_loop() {
+            all.push(own(Device::Cpu));
+        }
         // libtorch's vectors for 16 bits on a CPU have NaN for GELU of infinity.
         let exact = leaves.exact();
         let exact = with_gradients(&operations(&exact, case), &exact.used(case), &upstream);
         for (index, name) in names(case).into_iter().enumerate() {
-            for kind_of in [Tensor::isnan, Tensor::isinf] {
+            let kinds: [fn(&Tensor) -> Tensor; 2] = [Tensor::isnan, Tensor::isinf];
+            for (found, kind_of) in all.iter().flat_map(|it| kinds.map(|kind_of| (it, kind_of))) {
                 let [found, exact] = [&found[index], &exact[index]].map(kind_of);
                 assert!(found.equal(&exact), "{name}, {case:?}: {found} is not {exact}");
             }
@@ -351,7 +454,8 @@ fn without_kernels_it_is_the_operations_bit_for_bit() {
         if kind == Kind::Float && device.is_cuda() && rows > 0 {
             continue; // The kernels take these.
         }
-        for case in cases() {
+        // A CPU has loops for the others.
+        for case in cases().filter(|case| !case.has_loop() || kind == Kind::Double || rows == 0) {
             tch::manual_seed(2);
             let leaves = Leaves::new(rows, width, kind, case.form).on(device);
             let upstream = upstream(rows, width, kind);
@@ -380,7 +484,9 @@ fn a_product_of_an_activation_is_that_of_both_one_by_one_in_16_bits() {
     let (device, _alone) = gpu();
     let kind = Kind::BFloat16;
     let chosen = [Activation::GeluTanh, Activation::Silu];
-    for case in cases().filter(|case| chosen.contains(&case.activation)) {
+    let chosen = || cases().filter(|case| chosen.contains(&case.activation));
+    let with_loops = chosen().filter(|case| case.has_loop()).map(|case| (case, Device::Cpu));
+    for (case, device) in chosen().map(|case| (case, device)).chain(with_loops) {
         tch::manual_seed(5);
         let leaves = Leaves::new(6, 16, kind, case.form).on(device);
         let weight = Tensor::randn([10, 16], (Kind::Float, device)).to_kind(kind);
@@ -483,7 +589,8 @@ fn check_second(found: &[Option<Tensor>], plain: &[Option<Tensor>], exact: &[Opt
 fn gradients_of_gradients_are_those_of_the_operations_in_16_bits() {
     let (device, _alone) = gpu();
     let kind = Kind::BFloat16;
-    for case in cases() {
+    let with_loops = cases().filter(|case| case.has_loop()).map(|case| (case, Device::Cpu));
+    for (case, device) in cases().map(|case| (case, device)).chain(with_loops) {
         tch::manual_seed(5);
         let leaves = Leaves::new(3, 16, kind, case.form);
         let upstream = upstream(3, 16, kind);
@@ -501,7 +608,10 @@ fn gradients_of_gradients_are_those_of_the_operations_in_16_bits() {
 fn gradients_of_gradients_go_through_a_product_in_16_bits() {
     let (device, _alone) = gpu();
     let kind = Kind::BFloat16;
-    for case in cases().filter(|case| case.biased && case.activation != Activation::Relu) {
+    let curved = || cases().filter(|case| case.activation != Activation::Relu);
+    let with_loops = curved().filter(|case| case.has_loop()).map(|case| (case, Device::Cpu));
+    let biased = curved().filter(|case| case.biased).map(|case| (case, device));
+    for (case, device) in biased.chain(with_loops) {
         tch::manual_seed(5);
         let leaves = Leaves::new(3, 16, kind, case.form);
         let weight = Tensor::randn([4, 16], (Kind::Float, Device::Cpu)).to_kind(kind);

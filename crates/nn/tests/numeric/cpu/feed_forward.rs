@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use brigade_nn::{Linear, Model, Module, ParamPath, PreActivation, SwiGlu, SwiGluOptions};
 use brigade_test_device::{fake, kernels};
-use brigade_torch::{Activation, Autocast, Result, gradient};
+use brigade_torch::{Activation, Autocast, GatedPair, Result, gated_activation, gradient};
 use tch::{Device, Kind, Tensor};
 
 const DEVICE: Device = Device::Cuda(0);
@@ -41,7 +41,9 @@ fn one_by_one(layers: &FeedForward, input: &Tensor) -> Tensor {
     let FeedForward { first, second, gated } = layers;
     let hidden = second.forward(&first.forward(input).unwrap().relu().square()).unwrap();
     let [gate, up, down] = gated.linear().map(|layer| move |input: &Tensor| layer.forward(input));
-    down(&(gate(&hidden).unwrap().gelu("none") * up(&hidden).unwrap())).unwrap()
+    let (gate, up) = (gate(&hidden).unwrap(), up(&hidden).unwrap());
+    let pair = GatedPair::Two { gate: (&gate).into(), up: (&up).into() };
+    down(&gated_activation(pair, Activation::Gelu).unwrap()).unwrap()
 }
 
 /// Output and gradients of all parameters of a forward, in bfloat16 where `kind` is set.
