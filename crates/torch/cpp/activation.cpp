@@ -119,8 +119,8 @@ void with_element(at::ScalarType type, const Use& use) {
   }
 }
 
-// Calls `run(row, column, count)` for each tile of a matrix, on all threads. Rows without a gap between them in any of the
-// matrices are one long row.
+// Calls `run(row, column, count)` for each tile of a matrix, on all threads. Rows without a gap between them in any of
+// the matrices are one long row.
 template <typename Run>
 void for_each_tile(const std::vector<at::Tensor>& matrices, const Run& run) {
   int64_t rows = matrices[0].size(0), width = matrices[0].size(1);
@@ -189,7 +189,8 @@ ActivationGradients differentiated_by_loops(
   return out;
 }
 
-// float64, for which the loops have no vectors, and biases, which layers of a CPU add themselves, are left to operations.
+// float64, for which the loops have no vectors, and biases, which layers of a CPU add themselves, are left to
+// operations.
 bool has_loops_for(const ActivationInput& input) {
   const auto& values = input.values;
   const auto type = values.scalar_type();

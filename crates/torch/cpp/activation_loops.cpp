@@ -37,9 +37,9 @@ struct Rectified {
 };
 
 struct Gelu : Smooth {
-  // The normal distribution's function of -|x| is e^(-x^2 / 2) times a polynomial of |x| / (|x| + 2.5), which was fitted
-  // to 2.3e-9: of the largest error of the product with x, weighted by 1 + |x|. Its first term is exact, so that
-  // rounding errors of the others are small near 0.
+  // The distribution function of the normal distribution at -|x| is e^(-x^2 / 2) times a polynomial of
+  // |x| / (|x| + 2.5), fitted by weighted least squares: the error of the product, times 1 + |x|, is at most 2.3e-9. The
+  // first term is exact, so that rounding errors of the others are small near 0.
   static BRIGADE_INLINE ValueAndSlope with_slope(float x) {
     // The quotient of two infinities would be NaN.
     const float size = std::fabs(x) > 1e30f ? 1e30f : std::fabs(x);
