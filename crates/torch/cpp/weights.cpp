@@ -164,6 +164,9 @@ struct RecordedCopy {
       return;
     }
     const auto place = values.narrow(0, 0, given);
+    if (storage.nbytes() != sizeof(float) * static_cast<size_t>(place.numel())) {
+      return; // The weight's memory was given up, and the graph with it.
+    }
     place.copy_(at::empty({0}, values.options().dtype(at::kFloat)).set_(storage, 0, place.sizes(), place.strides()));
     if (kept != nullptr) {
       kept->watch(storage);

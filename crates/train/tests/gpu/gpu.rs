@@ -10,7 +10,7 @@ use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Linear, Model, Mod
 use brigade_optim::{Adam, AdamW, Lamb, Optimizer, Rule, Scheduler, Sgd, Step};
 use brigade_rank_env::{StoreEndpoint, World, WorldSize};
 use brigade_schedule::Schedule;
-use brigade_test_device::{fake, gpu, without_waiting};
+use brigade_test_device::{fake, gpu, kernels, without_waiting};
 use brigade_testkit::dist_test;
 use brigade_torch::{Backend, DeviceExt, DeviceMemory, Error, GpuMath, Result, Store};
 use brigade_train::{
@@ -283,6 +283,48 @@ fn a_captured_step_has_the_bits_of_one_that_is_not() {
         distinct.dedup();
         assert_eq!(distinct.len(), 12, "dropout, the batch and the rate change: {:?}", plain.0);
     }
+}
+
+#[test]
+fn a_replay_in_bf16_casts_the_weights_alone_that_were_written_since() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    let copies_of_replays = |precision: Precision| {
+        let accelerator = builder(device).mixed_precision(precision).build().unwrap();
+        tch::manual_seed(7);
+        let model = Model::new(|p| Linear::new(p, 6, 3)).unwrap();
+        let optimizer = AdamW::default().lr(1e-2).build(&model).unwrap();
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        let (inputs, labels) = data(16);
+        let batch = (inputs.to_device(device), labels.to_device(device));
+        let mut step = accelerator.capture(|(inputs, labels): &(Tensor, Tensor)| {
+            let loss = model.forward(inputs)?.cross_entropy_for_logits(labels);
+            optimizer.zero_grad()?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            Ok(loss)
+        });
+        let mut copies = Vec::new();
+        kernels::emulated(|| {
+            for at in 0..9 {
+                if at == 7 {
+                    // As a checkpoint is loaded: the weight, and not the bias.
+                    let weight = &model.inner().parameters()[0].tensor;
+                    tch::no_grad(|| drop(weight.shallow_clone().g_mul_scalar_(0.5)));
+                }
+                let account = fake::account(|| drop(step.run(&batch).unwrap()));
+                copies.push(account.0.get("aten::copy_").map_or(0, |it| it.calls));
+            }
+        });
+        assert_eq!(step.records(), Ok(()));
+        copies[5..].to_vec()
+    };
+    let plain = copies_of_replays(Precision::No);
+    assert_eq!(plain, [plain[0]; 4]);
+    let [weight, usual] = [plain[0] + 1, plain[0]];
+    assert_eq!(copies_of_replays(Precision::Bf16), [usual, usual, weight, usual]);
 }
 
 #[test]

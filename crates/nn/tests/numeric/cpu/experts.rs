@@ -6,8 +6,9 @@ use brigade_nn::{
     ExpertLoad, Experts, ExpertsOptions, Init, Model, ModelBuilder, ModelError, StateDict,
     load_balancing_loss, router_z_loss,
 };
+use brigade_test_device::fake;
 use brigade_testkit::assert_close;
-use brigade_torch::{Activation, backward, gradient};
+use brigade_torch::{Activation, Autocast, backward, gradient};
 use tch::{Device, Kind, Tensor};
 
 const HIDDEN: i64 = 5;
@@ -321,4 +322,35 @@ fn first_values_are_those_of_linear_layers_or_as_asked_for() {
     }
     let zeros = ExpertsOptions { first_values: Some(Init::Zeros), ..options(2) };
     assert_eq!(bound(zeros), [0.0; 3]);
+}
+
+/// Returns the number of conversions and copies of a forward on a GPU under autocast.
+fn conversions(model: &Model<Experts>, tokens: &Tensor) -> u64 {
+    let account = fake::account(|| {
+        let _scope = Autocast::enter(tokens.device(), Kind::BFloat16, true).unwrap();
+        let _ = model.forward(tokens).unwrap();
+    });
+    account.0.get("aten::copy_").map_or(0, |it| it.calls)
+}
+
+#[test]
+fn stacks_of_weights_in_16_bits_are_cast_once_for_all_experts_and_forwards() {
+    if fake::install(1).is_err() {
+        return;
+    }
+    tch::manual_seed(4);
+    let device = Device::Cuda(0);
+    let model = Model::builder().device(device);
+    let model = model.build(|path| Experts::new(path, HIDDEN, INNER, options(2))).unwrap();
+    let tokens = Tensor::randn([6, HIDDEN], (Kind::Float, device));
+    let first = conversions(&model, &tokens);
+    let usual = conversions(&model, &tokens);
+    assert_eq!(first, usual + 2, "the stacks of both projections");
+    tch::no_grad(|| {
+        for name in ["experts.gate_up_proj", "experts.down_proj"] {
+            let _ = model.tensor(name).unwrap().g_mul_scalar_(2.0);
+        }
+    });
+    assert_eq!(conversions(&model, &tokens), first, "after a write");
+    assert_eq!(conversions(&model, &tokens), usual, "once");
 }
