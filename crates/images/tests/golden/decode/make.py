@@ -281,6 +281,12 @@ def tiffs(image):
     yield "predictor.tif", encoded(image, format="TIFF", compression="tiff_lzw", tiffinfo={317: 2})
     for kind in ["group3", "group4"]:
         yield f"{kind}.tif", encoded(bits, format="TIFF", compression=kind)
+    yield "fax_runs.tif", encoded(bits, format="TIFF", compression="tiff_ccitt")
+    # Runs of 64 and more take two codes.
+    long = Image.new("1", (200, 4), 1)
+    long.paste(0, (0, 1, 200, 2))
+    long.paste(0, (64, 2, 192, 3))
+    yield "fax_long_runs.tif", encoded(long, format="TIFF", compression="tiff_ccitt")
     yield "bits.tif", encoded(bits, format="TIFF")
     yield "grey.tiff", encoded(grey, format="TIFF", compression="packbits")
     yield "palette.tif", encoded(image.quantize(50, dither=0), format="TIFF", compression="tiff_lzw")
