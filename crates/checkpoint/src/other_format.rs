@@ -19,6 +19,11 @@ pub(crate) fn describe(start: &[u8], length: u64) -> String {
     if let Some((.., what)) = MAGIC.iter().find(begins) {
         return format!("it is {what}");
     }
+    // The first fields of a model in protobuf: the version of the format, and the program that wrote it.
+    if let [0x08, 3..=20, 0x12, ..] = start {
+        return "it is a model in ONNX; take the safetensors or .pth file that it was exported from"
+            .to_owned();
+    }
     match text(start, length) {
         Some(text) => {
             let lowered = text.trim_start().to_ascii_lowercase();
@@ -117,6 +122,7 @@ mod tests {
         let json = of(b"{\"error\":\"Invalid username or password.\"}");
         assert!(json.contains("is JSON") && json.contains("Invalid username"), "{json}");
         assert!(of(b"Entry not found").contains("is text"));
+        assert!(of(b"\x08\x08\x12\x07pytorch\x1a\x052.3.1:").contains("ONNX"));
         assert_eq!(of(b"\x00\x01\x02"), "it begins with the bytes [00, 01, 02]");
     }
 

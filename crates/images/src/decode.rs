@@ -316,7 +316,8 @@ impl Decoder {
     ///
     /// With a size in `at_least`, a JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size at which the
     /// region has at least that many pixels in each direction, like Pillow's `draft`; with `None` the pixels are those
-    /// of [`Decoder::decode`]. Of a JPEG, only the blocks that the region needs are converted to pixels; other formats
+    /// of [`Decoder::decode`]. A JPEG of four colours of which some have fewer samples is always decoded at its size. Of
+    /// other JPEGs, only the blocks that the region needs are converted to pixels; other formats
     /// are decoded completely.
     ///
     /// # Errors

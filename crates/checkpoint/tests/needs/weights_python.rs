@@ -74,16 +74,51 @@ print_tensors(files)
     }
 }
 
-#[needs(Torch, PublishedWeights)]
-fn peer_published_weights_are_read_as_pytorch_reads_them() {
+/// Returns the folders of the packages that were published with weights.
+fn published() -> Vec<String> {
     let python = brigade_test_needs::python(Need::PublishedWeights).unwrap();
     let script = "import importlib.util as it, sys\n\
                   for name in sys.argv[1:]: print(it.find_spec(name).submodule_search_locations[0])";
     let output =
         Command::new(python).args(["-c", script]).args(PUBLISHED_WEIGHTS).output().unwrap();
-    let folders = String::from_utf8(output.stdout).unwrap();
-    let folders: Vec<&Path> = folders.lines().map(Path::new).collect();
+    let folders: Vec<String> =
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect();
     assert_eq!(folders.len(), PUBLISHED_WEIGHTS.len());
+    folders
+}
+
+/// silero-vad is published as TorchScript.
+#[needs(Torch, PublishedWeights)]
+fn peer_published_torchscript_is_converted_as_pytorch_reads_it() {
+    let folders = published();
+    let folders: Vec<&Path> = folders.iter().map(Path::new).collect();
+    let script = r#"
+import pathlib
+torch.load = lambda path, **named: torch.jit.load(path, map_location="cpu").state_dict()
+print_tensors([str(path) for folder in sys.argv[1:] for path in sorted(pathlib.Path(folder).rglob("*.jit"))])
+"#;
+    let known = pytorchs(script, &folders);
+    assert!(!known.is_empty());
+    let out = tempfile::tempdir().unwrap();
+    for (path, tensors) in known {
+        assert!(!tensors.is_empty(), "{path}");
+        let to = out.path().join("model.safetensors");
+        convert(Path::new(&path), &to, Target::Weights(&Safetensors)).unwrap();
+        let mut converted = Tensors::new();
+        for (name, tensor) in read_weights(&to).unwrap() {
+            let mut bytes = Vec::new();
+            tensor.write_to(&mut bytes).unwrap();
+            converted.insert(name, (tensor.info(), crc32fast::hash(&bytes)));
+        }
+        assert_eq!(converted, tensors, "{path}");
+        std::fs::remove_file(to).unwrap();
+    }
+}
+
+#[needs(Torch, PublishedWeights)]
+fn peer_published_weights_are_read_as_pytorch_reads_them() {
+    let folders = published();
+    let folders: Vec<&Path> = folders.iter().map(Path::new).collect();
     let script = r#"
 import pathlib
 ENDINGS = (".pth", ".pt", ".ckpt", ".tar", ".bin")

@@ -2,6 +2,7 @@
 //! or assembler to build. It can skip blocks and decode at a fraction of the size, which zune-jpeg cannot, and
 //! zune-jpeg's pixels differ from Pillow's by some grey levels.
 
+mod four;
 mod repair;
 
 use libjpeg_turbo_rs::{ColorSpace, DecodeLimits, DecodeWarning, PixelFormat, ScalingFactor};
@@ -83,8 +84,10 @@ fn decode_sound(
     let mut decoder = decoder(bytes)?;
     decoder.set_lenient(lenient);
     let whole = size(&decoder)?;
+    let is_cmyk = is_cmyk(&decoder);
+    let is_subsampled = is_cmyk && four::is_subsampled(&decoder);
+    let scale = if is_subsampled { 1 } else { scale };
     decoder.set_scale(ScalingFactor::try_new(1, scale).map_err(Problem::new)?);
-    let is_cmyk = matches!(decoder.jpeg_color_space(), ColorSpace::Cmyk | ColorSpace::Ycck);
     let format = if is_cmyk { PixelFormat::Cmyk } else { PixelFormat::Rgb };
     decoder.set_output_format(format);
 
@@ -106,13 +109,18 @@ fn decode_sound(
         decoder.set_crop_y(rows.0 as usize, size.rows());
     }
     let warnings = if is_cmyk {
-        let image = decoder.decode_image().map_err(Problem::new)?;
-        expect(image.width, image.height, size)?;
         let pixels = target.reset(size)?;
-        for (cmyk, rgb) in image.data.chunks_exact(4).zip(pixels.chunks_exact_mut(3)) {
+        let (data, warnings) = if is_subsampled {
+            four::decode(decoder, size)?
+        } else {
+            let image = decoder.decode_image().map_err(Problem::new)?;
+            expect(image.width, image.height, size)?;
+            (image.data, image.warnings)
+        };
+        for (cmyk, rgb) in data.chunks_exact(4).zip(pixels.chunks_exact_mut(3)) {
             rgb.copy_from_slice(&of_cmyk(cmyk));
         }
-        image.warnings
+        warnings
     } else if size.height < scaled.height {
         // With a crop of rows, the decoder writes into memory of its own first.
         let image = decoder.decode_image().map_err(Problem::new)?;
@@ -206,9 +214,12 @@ pub(super) fn decode_samples(
         return Err(Problem(format!("a strip or tile of {visible} pixels has {found} as JPEG")));
     }
     let mut decoder = decoder(&stream)?;
-    decoder.set_output_format(format);
-    let image = decoder.decode_image().map_err(Problem::new)?;
-    let mut pixels = image.data;
+    let mut pixels = if is_cmyk(&decoder) && four::is_subsampled(&decoder) {
+        four::decode(decoder, found)?.0
+    } else {
+        decoder.set_output_format(format);
+        decoder.decode_image().map_err(Problem::new)?.data
+    };
     pixels.truncate(samples * chunk.columns() * rows as usize);
     Ok(pixels)
 }
@@ -220,6 +231,10 @@ fn decoder(bytes: &[u8]) -> Result<libjpeg_turbo_rs::Decoder<'_>, Problem> {
     // The default of libjpeg; it only affects progressive files whose last scans are missing.
     decoder.set_block_smoothing(true);
     Ok(decoder)
+}
+
+fn is_cmyk(decoder: &libjpeg_turbo_rs::Decoder<'_>) -> bool {
+    matches!(decoder.jpeg_color_space(), ColorSpace::Cmyk | ColorSpace::Ycck)
 }
 
 fn size(decoder: &libjpeg_turbo_rs::Decoder<'_>) -> Result<Size, Problem> {

@@ -3,8 +3,9 @@
 use std::convert::Infallible;
 use std::io::Read;
 
-use fax::Color;
 use fax::decoder::{DecodeStatus, Group3Decoder};
+use fax::maps::{black, white};
+use fax::{BitReader as _, ByteReader, Color};
 use flate2::read::ZlibDecoder;
 use weezl::BitOrder;
 use weezl::decode::Configuration;
@@ -15,6 +16,7 @@ use crate::image::{NoMemory, Size};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Compression {
     None,
+    FaxRuns,
     Fax3,
     Fax4,
     Lzw,
@@ -28,13 +30,13 @@ impl Compression {
     pub(super) fn of(number: u64, fax: u64) -> Result<Self, Problem> {
         let name = match number {
             1 => return Ok(Self::None),
+            2 => return Ok(Self::FaxRuns),
             3 if fax & 1 == 0 => return Ok(Self::Fax3),
             4 => return Ok(Self::Fax4),
             5 => return Ok(Self::Lzw),
             7 => return Ok(Self::Jpeg),
             8 | 32_946 => return Ok(Self::Deflate),
             32_773 => return Ok(Self::PackBits),
-            2 => "CCITT's run lengths",
             3 => "two-dimensional Group 3 fax",
             6 => "JPEG of the old kind",
             34_925 => "LZMA",
@@ -57,7 +59,7 @@ impl Compression {
         let times = match self {
             Self::None => 1,
             // A row takes at least one bit.
-            Self::Fax3 | Self::Fax4 => return bytes.saturating_mul(8 * 65_535),
+            Self::FaxRuns | Self::Fax3 | Self::Fax4 => return bytes.saturating_mul(8 * 65_535),
             // A code of 12 bits stands for at most 4096 bytes.
             Self::Lzw => 4_096,
             // A block of 64 samples takes at least one bit.
@@ -103,7 +105,7 @@ impl Compression {
                 reader.take(length as u64).read_to_end(&mut out).map_err(Problem::new)?;
             }
             Self::PackBits => pack_bits(data, length, &mut out),
-            Self::Fax3 | Self::Fax4 => self.fax(data, size, &mut out)?,
+            Self::FaxRuns | Self::Fax3 | Self::Fax4 => self.fax(data, size, &mut out)?,
         }
         if out.len() < length {
             return Err(Problem("its strips or tiles end too early".to_owned()));
@@ -137,10 +139,37 @@ impl Compression {
             Self::Fax4 => {
                 fax::decoder::decode_g4(data.iter().copied(), width, Some(height), &mut row)
             }
+            Self::FaxRuns => fax_runs(data, width, height, &mut row),
             _ => group_3(data, width, &mut row),
         };
         decoded.ok_or_else(|| Problem("its fax codes are damaged".to_owned()))
     }
+}
+
+/// Decompresses the codes of Group 3 without marks (CCITT's run lengths): each row begins at a byte.
+fn fax_runs(data: &[u8], width: u16, height: u16, row: &mut impl FnMut(&[u16])) -> Option<()> {
+    let mut reader = ByteReader::new(data.iter().copied().map(Ok::<u8, Infallible>)).ok()?;
+    let mut changes = Vec::new();
+    for _ in 0..height {
+        changes.clear();
+        let (mut end, mut is_black) = (0_u16, false);
+        loop {
+            let run =
+                if is_black { black::decode(&mut reader) } else { white::decode(&mut reader) }?;
+            end = end.checked_add(run)?;
+            // A longer run goes on with the next code.
+            if run < 64 {
+                changes.push(end);
+                is_black = !is_black;
+                if end >= width {
+                    break;
+                }
+            }
+        }
+        row(&changes);
+        reader.consume(reader.bits_to_byte_boundary()).ok()?;
+    }
+    Some(())
 }
 
 /// Decompresses Group 3 in the format of libtiff: with a mark at the beginning of each row, and none after the last.

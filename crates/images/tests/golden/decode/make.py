@@ -63,6 +63,30 @@ def jpegs(image, grey):
         yield f"exif{value}.jpg", encoded(image, format="JPEG", quality=90, exif=exif)
 
 
+def four_colours(image):
+    """JPEGs of four colours of which some have fewer samples."""
+    width, height = image.size
+    for name, sampling in [("422", 1), ("420", 2)]:
+        data = encoded(image.convert("CMYK"), format="JPEG", quality=85, subsampling=sampling)
+        yield f"cmyk_{name}.jpg", data
+        # The last byte of Adobe's marker makes YCCK of it.
+        at = data.index(b"Adobe") + 11
+        yield f"ycck_{name}.jpg", data[:at] + b"\2" + data[at + 1 :]
+    # Factors that Pillow does not write: the blocks of a file without subsampling, one of each colour in turn, in
+    # another order. The order does not matter to a decoder.
+    for name, factors in [("420_full_black", "\x22\x11\x11\x22"), ("440", "\x12\x11\x11\x12")]:
+        down, across = ord(factors[0]) & 15, ord(factors[0]) >> 4
+        blocks = -(-width // (8 * across)) * -(-height // (8 * down)) * (2 * across * down + 2)
+        source = scene(8 * -(-blocks // 4), 8).convert("CMYK").point(lambda v: 112 + v // 16)
+        data = bytearray(encoded(source, format="JPEG", quality=85))
+        frame = data.index(b"\xff\xc0")
+        data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+        for number, factor in enumerate(factors):
+            data[frame + 11 + 3 * number] = ord(factor)
+        data[data.index(b"Adobe") + 11] = 2
+        yield f"ycck_{name}.jpg", bytes(data)
+
+
 def pngs(image, grey):
     width, height = image.size
     alpha = image.copy()
@@ -257,6 +281,12 @@ def tiffs(image):
     yield "predictor.tif", encoded(image, format="TIFF", compression="tiff_lzw", tiffinfo={317: 2})
     for kind in ["group3", "group4"]:
         yield f"{kind}.tif", encoded(bits, format="TIFF", compression=kind)
+    yield "fax_runs.tif", encoded(bits, format="TIFF", compression="tiff_ccitt")
+    # Runs of 64 and more take two codes.
+    long = Image.new("1", (200, 4), 1)
+    long.paste(0, (0, 1, 200, 2))
+    long.paste(0, (64, 2, 192, 3))
+    yield "fax_long_runs.tif", encoded(long, format="TIFF", compression="tiff_ccitt")
     yield "bits.tif", encoded(bits, format="TIFF")
     yield "grey.tiff", encoded(grey, format="TIFF", compression="packbits")
     yield "palette.tif", encoded(image.quantize(50, dither=0), format="TIFF", compression="tiff_lzw")
@@ -383,7 +413,7 @@ def main(folder, width, height):
     expected = {}
     # Without compression, so smaller in what is committed.
     plain = scene(19, 13) if width < 100 else image
-    files = [jpegs(image, grey), pngs(image, grey), others(image, grey), small()]
+    files = [jpegs(image, grey), four_colours(image), pngs(image, grey), others(image, grey), small()]
     for files in [*files, bmps(plain), tiffs(plain), pnms(plain), mpos(plain)]:
         for name, data in files:
             (folder / name).write_bytes(data)
