@@ -106,7 +106,7 @@ fn weights_of_convolutions_in_16_bits_are_not_cast_after_a_step_on_a_gpu() {
             }
             let found = output();
             let mut fresh = weight.detach().copy();
-            let _ = fresh.copy_(&weight.detach());
+            fresh.copy_(&weight.detach());
             set_data(&weight, &fresh).unwrap();
             assert!(output().equal(&found), "round {round}, in last: {in_last}");
         }

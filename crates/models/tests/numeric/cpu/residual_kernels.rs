@@ -249,7 +249,10 @@ fn residual_networks_are_as_exact_with_the_kernels_in_16_bits() {
     if fake::install(1).is_err() {
         return;
     }
-    let images = Tensor::randn([4, 3, 33, 30], (Kind::Float, DEVICE));
+    tch::manual_seed(4);
+    // Odd and even sizes. No image is two values wide in front of a stride of two: there oneDNN's convolution for AMX
+    // reads memory that was never written, and has NaN where that had one.
+    let images = Tensor::randn([4, 3, 37, 34], (Kind::Float, DEVICE));
     let options = ResNetOptions::basic([3, 1, 1, 1]);
     let mut model = built(|path| ResNet::new(path, 10, options));
     model.to_channels_last().unwrap();
