@@ -20,47 +20,20 @@ enum Kind {
 pub(super) fn find(name: &str, side: Option<u64>) -> Option<ModelSize> {
     let (_, parameters, largest, kind) =
         TABLE.iter().find(|known| known.0.eq_ignore_ascii_case(name))?;
+    let transformer = |sizes: [u64; 6], mixture, gated| {
+        let [layers, hidden, heads, keys, vocabulary, intermediate] = sizes;
+        Shape::Transformer { layers, hidden, heads, keys, vocabulary, mixture, intermediate, gated }
+    };
     let shape = match *kind {
         Kind::Transformer(layers, hidden, heads, vocabulary) => {
-            let (keys, intermediate) = (hidden, 4 * hidden);
-            let (mixture, gated) = (None, false);
-            Shape::Transformer {
-                layers,
-                hidden,
-                heads,
-                keys,
-                vocabulary,
-                mixture,
-                intermediate,
-                gated,
-            }
+            transformer([layers, hidden, heads, hidden, vocabulary, 4 * hidden], None, false)
         }
         Kind::Gated(layers, hidden, heads, vocabulary, intermediate) => {
-            let (keys, mixture, gated) = (hidden, None, true);
-            Shape::Transformer {
-                layers,
-                hidden,
-                heads,
-                keys,
-                vocabulary,
-                mixture,
-                intermediate,
-                gated,
-            }
+            transformer([layers, hidden, heads, hidden, vocabulary, intermediate], None, true)
         }
         Kind::Mixture(layers, hidden, heads, keys, vocabulary, mixture) => {
-            let (intermediate, gated) = (mixture.intermediate, true);
-            let mixture = Some(mixture);
-            Shape::Transformer {
-                layers,
-                hidden,
-                heads,
-                keys,
-                vocabulary,
-                mixture,
-                intermediate,
-                gated,
-            }
+            let sizes = [layers, hidden, heads, keys, vocabulary, mixture.intermediate];
+            transformer(sizes, Some(mixture), true)
         }
         // The outputs of convolutions grow with the number of pixels.
         Kind::Convolutional { outputs, side: usual } => {
