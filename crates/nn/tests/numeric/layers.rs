@@ -160,7 +160,9 @@ fn embeddings_name_an_index_that_has_no_row() {
 #[test]
 fn an_embedding_with_a_tied_head_has_the_gradient_of_separate_uses() {
     let options = EmbeddingOptions { padding: Some(1) };
-    let indices = on_device(&Tensor::from_slice(&[0i64, 1, 3, 3]).view([2, 2]));
+    // Each index once: a device adds the rows of one index singly to the head's gradient, which rounds otherwise than
+    // adding their sum. `tied_embedding` of brigade-torch has a test with an allowance for that.
+    let indices = on_device(&Tensor::from_slice(&[0i64, 1, 3, 2]).view([2, 2]));
     let run = |tied: bool| {
         tch::manual_seed(2);
         let model = build(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
