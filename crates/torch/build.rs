@@ -13,11 +13,13 @@ use object_cache::{Flags, Inputs, Label, ObjectCache, Toolchain};
 /// The C++ files of the border: one translation unit, with the C++ that cxx generates. libtorch's headers, and the
 /// templates that they leave to be instantiated at the end of each unit, take most of the time of compiling a file.
 /// Each further unit costs about 15 s of a processor; with many processors two units would end sooner.
-const FILES: [&str; 54] = [
+const FILES: [&str; 57] = [
     "norm.cpp",
     "norm_relu.cpp",
     "norm_residual.cpp",
     "kernels/program.cpp",
+    "kernels/choice.cpp",
+    "kernels/products.cpp",
     "kernels/norm_relu.cpp",
     "kernels/norm_residual.cpp",
     "kernels/cross_entropy.cpp",
@@ -36,6 +38,7 @@ const FILES: [&str; 54] = [
     "convolution.cpp",
     "activation.cpp",
     "linear.cpp",
+    "feed_forward.cpp",
     "rotary.cpp",
     "foreach.cpp",
     "flat.cpp",
@@ -79,7 +82,8 @@ const ARCHIVE: &str = "brigade_torch";
 const TPU_FILE: &str = "cpp/tpu.cpp";
 const TPU_CARRIED: &str = "cpp/tpu/compat.c";
 /// Needs CUDA's headers.
-const CUDA_FILES: [&str; 4] = ["cuda.cpp", "graph.cpp", "kernels/load.cpp", "nccl.cpp"];
+const CUDA_FILES: [&str; 5] =
+    ["cuda.cpp", "graph.cpp", "kernels/cublaslt.cpp", "kernels/load.cpp", "nccl.cpp"];
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(parallel_loops)");

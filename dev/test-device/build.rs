@@ -20,6 +20,7 @@ fn main() {
             "cpp/attention.cpp",
             "cpp/account.cpp",
             "cpp/kernels.cpp",
+            "cpp/products.cpp",
         ])
         .include("../../crates/torch/cpp")
         .include("../../crates/torch/kernels")

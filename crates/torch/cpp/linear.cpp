@@ -2,6 +2,7 @@
 
 #include "activation.h"
 #include "linear.h"
+#include "kernels/products.h"
 #include "native_bf16.h"
 #include "weights.h"
 
@@ -14,6 +15,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace brigade {
 
@@ -84,17 +86,15 @@ struct Linear : public torch::autograd::Function<Linear> {
     if (needs_values) {
       out[0] = own.values.view(input.values.sizes()).to(input.values.scalar_type());
     }
+    const auto bias_type = needs_bias
+        ? std::optional(static_cast<at::ScalarType>(bias->second.toInt()))
+        : std::nullopt;
     if (needs_weight) {
-      const auto factor = own.output.reshape({-1, weight.size(1)});
-      // In the layout of the weight, so that it is not copied once more.
-      const bool is_transposed = weight.stride(0) == 1 && weight.stride(1) == weight.size(0);
-      out[1] = is_transposed ? product(factor.t(), flat, weight.scalar_type()).t()
-                             : product(flat.t(), factor, weight.scalar_type());
-    }
-    if (needs_bias) {
-      const auto bias_type = static_cast<at::ScalarType>(bias->second.toInt());
-      // A GPU adds up in float32 and rounds once; a CPU would convert all values first.
-      out[2] = flat.is_cuda() ? flat.sum(0, /*keepdim=*/false, bias_type) : flat.sum(0).to(bias_type);
+      auto found = layer_gradients(flat, own.output.reshape({-1, weight.size(1)}), weight, bias_type);
+      out[1] = std::move(found.weight);
+      out[2] = std::move(found.bias);
+    } else if (needs_bias) {
+      out[2] = bias_gradient(flat, *bias_type);
     }
     out[3] = needs_values_bias ? own.bias.to(input.bias.scalar_type()) : at::Tensor();
     out[4] = needs_up ? own.up : at::Tensor();
@@ -151,59 +151,80 @@ struct Linear : public torch::autograd::Function<Linear> {
     }
     return differentiated_by_operations(input, activation, in_shape(), recorded);
   }
-
-  // The product in the type: without a pass of its own where the device can write float32.
-  static at::Tensor product(const at::Tensor& one, const at::Tensor& other, at::ScalarType type) {
-    const bool converts = at::GradMode::is_enabled() || type != at::kFloat || one.numel() == 0 ||
-        !sums_in_float32(one.scalar_type(), one.device());
-    if (converts) {
-      return one.mm(other).to(type);
-    }
-    auto out = at::empty({one.size(0), other.size(1)}, one.options().dtype(type));
-    return at::mm_out(out, one, other, type);
-  }
 };
 
-// The types of input and product where this file can compute them; outside of autocast all are of one type.
-struct Types {
-  bool casts;
-  at::ScalarType input, product;
-
-  explicit Types(const at::Tensor& x) {
-    const auto device = x.device().type();
-    input = x.scalar_type();
-    casts = at::autocast::is_autocast_enabled(device) && at::isFloatingType(input) &&
-        input != at::kDouble;
-    if (casts) {
-      input = at::autocast::get_autocast_dtype(device);
-    }
-    product = product_type(input, x.device());
+// The product in the type: without a pass of its own where the device can write float32.
+at::Tensor product(const at::Tensor& one, const at::Tensor& other, at::ScalarType type) {
+  const bool converts = at::GradMode::is_enabled() || type != at::kFloat || one.numel() == 0 ||
+      !sums_in_float32(one.scalar_type(), one.device());
+  if (converts) {
+    return one.mm(other).to(type);
   }
-
-  // Whether autocast's product would cast the weight in each call, or round its gradient.
-  bool improves(const at::Tensor& weight) const {
-    const auto rounds = [&] {
-      return at::GradMode::is_enabled() && weight.requires_grad() && weight.scalar_type() == at::kFloat &&
-          weight.device().is_cuda() && sums_in_float32(product, weight.device());
-    };
-    return casts && (can_keep_copy(weight, product) || rounds());
-  }
-
-  // `x` has `width` features for each row of the weight.
-  bool fit(
-      const at::Tensor& x, int64_t width, const at::Tensor& weight, const std::optional<at::Tensor>& bias) const {
-    const auto is_matching = [&](const at::Tensor& t) {
-      const auto of = t.scalar_type();
-      return t.device() == x.device() && t.layout() == at::kStrided && at::isFloatingType(of) &&
-          (casts ? of != at::kDouble : of == input);
-    };
-    return is_matching(x) && is_matching(weight) && weight.dim() == 2 && x.dim() > 0 &&
-        width == weight.size(1) &&
-        (!bias || (is_matching(*bias) && bias->dim() == 1 && bias->size(0) == weight.size(0)));
-  }
-};
+  auto out = at::empty({one.size(0), other.size(1)}, one.options().dtype(type));
+  return at::mm_out(out, one, other, type);
+}
 
 } // namespace
+
+ProductTypes::ProductTypes(const at::Tensor& x) {
+  const auto device = x.device().type();
+  input = x.scalar_type();
+  casts = at::autocast::is_autocast_enabled(device) && at::isFloatingType(input) && input != at::kDouble;
+  if (casts) {
+    input = at::autocast::get_autocast_dtype(device);
+  }
+  product = product_type(input, x.device());
+}
+
+bool ProductTypes::improves(const at::Tensor& weight) const {
+  const auto rounds = [&] {
+    return at::GradMode::is_enabled() && weight.requires_grad() && weight.scalar_type() == at::kFloat &&
+        weight.device().is_cuda() && sums_in_float32(product, weight.device());
+  };
+  return casts && (can_keep_copy(weight, product) || rounds());
+}
+
+bool ProductTypes::fit(
+    const at::Tensor& x, int64_t width, const at::Tensor& weight, const std::optional<at::Tensor>& bias) const {
+  const auto is_matching = [&](const at::Tensor& t) {
+    const auto of = t.scalar_type();
+    return t.device() == x.device() && t.layout() == at::kStrided && at::isFloatingType(of) &&
+        (casts ? of != at::kDouble : of == input);
+  };
+  return is_matching(x) && is_matching(weight) && weight.dim() == 2 && x.dim() > 0 && width == weight.size(1) &&
+      (!bias || (is_matching(*bias) && bias->dim() == 1 && bias->size(0) == weight.size(0)));
+}
+
+at::Tensor ProductTypes::factor(const at::Tensor& weight) const {
+  const bool copies = casts && product == input && !improves(weight);
+  return copies ? at::autocast::cached_cast(input, weight, weight.device().type()) : weight;
+}
+
+at::Tensor bias_gradient(const at::Tensor& doutput, at::ScalarType type) {
+  // A GPU adds up in float32 and rounds once; a CPU would convert all values first.
+  return doutput.is_cuda() ? doutput.sum(0, /*keepdim=*/false, type) : doutput.sum(0).to(type);
+}
+
+LayerGradients layer_gradients(
+    const at::Tensor& doutput, const at::Tensor& input, const at::Tensor& weight,
+    std::optional<at::ScalarType> bias_type) {
+  const auto type = weight.scalar_type();
+  // In the layout of the weight, so that it is not copied once more.
+  const bool is_transposed = weight.stride(0) == 1 && weight.stride(1) == weight.size(0);
+  const auto left = is_transposed ? input.t() : doutput.t(), right = is_transposed ? doutput : input;
+  const auto apart = [&] {
+    return kernels::ProductResult{
+        product(left, right, type), bias_type ? bias_gradient(doutput, *bias_type) : at::Tensor()};
+  };
+  // Sums of an epilogue have the type of its output.
+  auto* const products = bias_type == std::optional(type) && !at::GradMode::is_enabled()
+      ? kernels::products(doutput.device())
+      : nullptr;
+  const auto sums = is_transposed ? kernels::Epilogue::kSumsOfRight : kernels::Epilogue::kSumsOfLeft;
+  auto found = products == nullptr ? apart() : products->compute({sums, left, right, type, {}}, apart);
+  return {
+      is_transposed ? found.output.t() : found.output, bias_type ? found.other.to(*bias_type) : at::Tensor()};
+}
 
 bool sums_in_float32(at::ScalarType type, const at::Device& device) {
   if (!device.is_cuda() || (type != at::kBFloat16 && type != at::kHalf)) {
@@ -222,7 +243,7 @@ bool sums_in_float32(at::ScalarType type, const at::Device& device) {
 std::unique_ptr<Tensor> linear(
     const Tensor& input, const Tensor& weight, rust::Slice<const TensorRef> bias) {
   const auto offset = optional_handle(bias);
-  const Types types(input);
+  const ProductTypes types(input);
   const bool mine = types.product != types.input || types.improves(weight);
   if (mine && types.fit(input, input.dim() > 0 ? input.size(-1) : 0, weight, offset)) {
     return std::make_unique<Tensor>(Linear::apply(
@@ -238,7 +259,7 @@ std::unique_ptr<Tensor> activation_linear(
     const ActivationOptions& options) {
   auto input = activation_input(values, bias, up, up_bias, options);
   const auto offset = optional_handle(weight_bias);
-  const Types types(values);
+  const ProductTypes types(values);
   const int64_t width = values.dim() > 0 ? input.width() : 0;
   const auto in_type = [&](const at::Tensor& t) { return t.defined() ? t.to(types.input) : t; };
   const ActivationInput own{
@@ -247,13 +268,9 @@ std::unique_ptr<Tensor> activation_linear(
   if (!types.fit(values, width, weight, offset) || !(has_pass || is_gelu_alone(input, options.activation))) {
     return linear(activated(input, options.activation), weight, weight_bias);
   }
-  // A product in the type of autocast takes its copy of the weight where the weight has none of its own.
-  const bool copies = types.casts && types.product == types.input && !types.improves(weight);
-  const auto factor =
-      copies ? at::autocast::cached_cast(types.input, weight, values.device().type()) : weight;
   const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
   return std::make_unique<Tensor>(Linear::apply(
-      own.values, factor, offset, optional(own.bias), optional(own.up), optional(own.up_bias), types.product,
+      own.values, types.factor(weight), offset, optional(own.bias), optional(own.up), optional(own.up_bias), types.product,
       int64_t{options.activation}, own.is_packed));
 }
 

@@ -70,7 +70,7 @@ impl Activation {
     }
 
     /// Number in the kernels' text, kernels/activation.cu.
-    fn number(self) -> i32 {
+    pub(crate) fn number(self) -> i32 {
         match self {
             Self::Gelu => 0,
             Self::GeluTanh => 1,

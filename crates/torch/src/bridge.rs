@@ -15,7 +15,8 @@ use tch::Tensor;
 
 use crate::bucket::Bucket;
 use crate::error::Error;
-use crate::kernel_code::{compiled_code, kernel_files, kernel_obstacle};
+use crate::kernel_choices::{keep_choices, kept_choices};
+use crate::kernel_code::{allows_epilogues, compiled_code, kernel_files, kernel_obstacle};
 
 /// Time limit of an operation that uses its group's limit: c10d's `kUnsetTimeout`.
 pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;
@@ -584,6 +585,20 @@ pub(crate) mod ffi {
         remark: String,
     }
 
+    /// Candidate that was chosen for an operation of a GPU.
+    struct KeptChoice {
+        key: String,
+        candidates: i32,
+        chosen: i32,
+    }
+
+    /// Choices in the user's cache.
+    struct KeptChoices {
+        choices: Vec<KeptChoice>,
+        /// Message for the user; empty if there is none.
+        remark: String,
+    }
+
     /// File of GPU kernels.
     struct KernelState {
         file: String,
@@ -621,6 +636,12 @@ pub(crate) mod ffi {
             capability: i32,
             nvrtc: &str,
         ) -> Result<KernelCode>;
+        /// Returns `true` if products may have epilogues.
+        fn allows_epilogues() -> Result<bool>;
+        /// Returns the choices that were kept for a GPU with versions of libraries.
+        fn kept_choices(identity: &str) -> KeptChoices;
+        /// Keeps choices in place of all that were kept before. Returns a message for the user, or an empty text.
+        fn keep_choices(identity: &str, choices: Vec<KeptChoice>) -> String;
     }
 
     unsafe extern "C++" {
@@ -641,6 +662,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/embedding.h");
         include!("brigade-torch/cpp/convolution.h");
         include!("brigade-torch/cpp/linear.h");
+        include!("brigade-torch/cpp/feed_forward.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
         include!("brigade-torch/cpp/reproducible.h");
@@ -1195,6 +1217,14 @@ pub(crate) mod ffi {
             options: &ActivationOptions,
         ) -> Result<UniquePtr<Tensor>>;
         fn activation_adds_bias(input: &Tensor) -> Result<bool>;
+        fn feed_forward(
+            input: &Tensor,
+            weight: &Tensor,
+            bias: &[TensorRef<'_>],
+            second_weight: &Tensor,
+            second_bias: &[TensorRef<'_>],
+            options: &ActivationOptions,
+        ) -> Result<UniquePtr<Tensor>>;
         fn activation_linear(
             values: &Tensor,
             bias: &[TensorRef<'_>],

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use brigade_dylib_call::Nvrtc;
-use brigade_kernels::{Cache, Element, FILES, FUSED_VARIABLE, File, Fused, Variant};
+use brigade_kernels::{Cache, EPILOGUES, Element, FILES, FUSED_VARIABLE, File, Fused, Variant};
 
 use crate::error::{Error, ErrorKind};
 
@@ -13,6 +13,11 @@ use crate::error::{Error, ErrorKind};
 /// Returns an error that lists the names if the variable has an unknown one.
 pub(crate) fn fused() -> Result<Fused, Error> {
     Fused::from_env().map_err(|error| Error::new(ErrorKind::InvalidArgument, error))
+}
+
+/// Returns `true` if products may have epilogues.
+pub(crate) fn allows_epilogues() -> Result<bool, Error> {
+    Ok(fused()?.contains(EPILOGUES))
 }
 
 fn file(name: &str) -> Result<&'static File, Error> {

@@ -87,6 +87,7 @@ mod graph;
 mod group;
 mod hook;
 mod images;
+mod kernel_choices;
 mod kernel_code;
 mod kernels;
 mod linear;
@@ -164,7 +165,7 @@ pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup, Traffic};
 pub use hook::{Compression, GradientHook};
 pub use images::normalized_images;
 pub use kernels::{KernelState, check_fused, prepare_kernels};
-pub use linear::{gelu_linear, linear};
+pub use linear::{LinearParameters, feed_forward, gelu_linear, linear};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use max_pool::max_pool2d;
 pub use memory::{

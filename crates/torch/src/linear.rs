@@ -64,3 +64,58 @@ pub fn gelu_linear(
 ) -> Result<Tensor, Error> {
     activation_linear(input, Activation::gelu(approximate)?, weight, bias)
 }
+
+/// Weight `[out, in]` and bias `[out]` of a linear layer.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearParameters<'a> {
+    /// Weight `[out, in]`.
+    pub weight: &'a Tensor,
+    /// Bias `[out]`. `None` stands for 0.
+    pub bias: Option<&'a Tensor>,
+}
+
+/// Computes a feed-forward layer: [`activation_linear`](crate::activation_linear) of [`linear`].
+///
+/// On NVIDIA GPUs of compute capability 8.0 or newer, with products in bfloat16 or float16, [`Activation::GeluTanh`] and
+/// a first bias, the activation and its gradient are computed in the products' epilogues (cuBLASLt), which also give the
+/// gradients of biases. The first calls for each shape measure algorithms of the library and the operations one after
+/// the other; the fastest is used from then on. Only the values before the activation are kept for the backward, which
+/// computes the activation again. Sizes that are not multiples of 8, other activations and types, and calls without
+/// gradients are the two operations.
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] under the conditions of [`linear`].
+///
+/// ```
+/// use brigade_torch::{Activation, LinearParameters, feed_forward};
+/// use tch::{Device, Kind, Tensor};
+/// let options = (Kind::Float, Device::Cpu);
+/// let (input, bias) = (Tensor::randn([2, 8], options), Tensor::ones([16], options));
+/// let [first, second] = [[16, 8], [8, 16]].map(|size| Tensor::randn(size, options));
+/// let output = feed_forward(
+///     &input,
+///     LinearParameters { weight: &first, bias: Some(&bias) },
+///     Activation::GeluTanh,
+///     LinearParameters { weight: &second, bias: None },
+/// )?;
+/// let hidden = input.linear(&first, Some(&bias)).gelu("tanh");
+/// assert!(output.allclose(&hidden.linear::<Tensor>(&second, None), 1e-5, 1e-5, false));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn feed_forward(
+    input: &Tensor,
+    first: LinearParameters<'_>,
+    activation: Activation,
+    second: LinearParameters<'_>,
+) -> Result<Tensor, Error> {
+    ffi::feed_forward(
+        borrow(input),
+        borrow(first.weight),
+        &borrow_optional(first.bias),
+        borrow(second.weight),
+        &borrow_optional(second.bias),
+        &ffi::ActivationOptions { activation: activation.number(), packed: false },
+    )
+    .map(own)
+    .map_err(|error| Error::libtorch("feed_forward", &error))
+}

@@ -25,6 +25,7 @@ std::atomic<bool> is_open{false};
 std::mutex account_mutex;
 std::map<std::string, Row> account;
 thread_local int nested = 0;
+std::atomic<double> passed{0}, launch_time{0};
 
 bool is_one_of(const std::set<std::string>& names, const std::string& name) {
   return names.count(name) > 0;
@@ -87,6 +88,18 @@ bool account_is_open() {
   return is_open;
 }
 
+void pass_time(double milliseconds) {
+  passed = passed + milliseconds;
+}
+
+double passed_time() {
+  return passed;
+}
+
+void set_launch_time(double milliseconds) {
+  launch_time = milliseconds;
+}
+
 Nested::Nested() {
   ++nested;
 }
@@ -96,7 +109,11 @@ Nested::~Nested() {
 }
 
 void enter_in_account(const std::string& name, uint64_t bytes) {
-  if (!is_open || nested > 0) {
+  if (nested > 0) {
+    return;
+  }
+  pass_time(launch_time);
+  if (!is_open) {
     return;
   }
   std::lock_guard<std::mutex> lock(account_mutex);
@@ -107,7 +124,7 @@ void enter_in_account(const std::string& name, uint64_t bytes) {
 
 void enter_in_account(
     const c10::OperatorHandle& op, const std::vector<IValue>& arguments, const std::vector<Tensor>& fresh) {
-  if (!is_open || nested > 0) {
+  if ((!is_open && launch_time == 0) || nested > 0) {
     return;
   }
   const std::string& name = op.operator_name().name;

@@ -416,6 +416,7 @@ struct Event {
   StreamId stream = 0;
   uint64_t position = 0;
   std::chrono::steady_clock::time_point when;
+  double passed = 0;
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -480,6 +481,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     recorded->stream = on.id();
     recorded->position = state().streams[{on.device_index(), on.id()}].queued;
     recorded->when = std::chrono::steady_clock::now();
+    recorded->passed = passed_time();
   }
 
   // The other stream's later work comes after the event's: it is done now.
@@ -533,8 +535,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   double elapsedTime(void* from, void* to, const DeviceIndex) const override {
     TORCH_CHECK(from != nullptr && to != nullptr, "both events must be recorded before their time is asked for");
-    std::chrono::duration<double, std::milli> time = static_cast<Event*>(to)->when - static_cast<Event*>(from)->when;
-    return time.count();
+    const auto &begin = *static_cast<Event*>(from), &end = *static_cast<Event*>(to);
+    std::chrono::duration<double, std::milli> time = end.when - begin.when;
+    return time.count() + end.passed - begin.passed;
   }
 
  private:

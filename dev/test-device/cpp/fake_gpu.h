@@ -55,6 +55,15 @@ void enter_in_account(
 
 bool account_is_open();
 
+// The clock that events read, in milliseconds: by itself it goes as a real one, and launches move it on.
+void pass_time(double milliseconds);
+double passed_time();
+// Time of each launch of this thread that is not nested in another one.
+void set_launch_time(double milliseconds);
+
+// Whether launches of Brigade's kernels are entered in the account, and nothing runs.
+bool only_counted();
+
 // Operators of this thread are parts of one that is one launch on a real GPU: they are not in the account.
 struct Nested {
   Nested();

@@ -338,7 +338,7 @@ bool has_kernels(const std::string& file, at::ScalarType type) {
 }
 
 // Launches are entered in the account, and nothing runs.
-std::atomic<bool> only_counted = false;
+std::atomic<bool> is_only_counted = false;
 
 class Emulated : public kernels::Program {
  public:
@@ -361,7 +361,7 @@ class Emulated : public kernels::Program {
     TORCH_CHECK(shared == 0, name, ": the emulation has no dynamic shared memory");
     TORCH_CHECK(bytes == kernel.bytes, name, ": ", bytes, " bytes of arguments, takes ", kernel.bytes);
     enter_in_account("brigade::" + name, bytes_of_launch(name, blocks, args));
-    if (only_counted) {
+    if (only_counted()) {
       return;
     }
     const std::string copy(static_cast<const char*>(args), bytes);
@@ -552,10 +552,14 @@ kernels::Program* emulated_program(const char* file, c10::ScalarType type) {
 
 } // namespace
 
+bool only_counted() {
+  return is_only_counted;
+}
+
 extern "C" {
 
 void fake_gpu_emulate_kernels(bool on, bool count_only) {
-  only_counted = on && count_only;
+  is_only_counted = on && count_only;
   kernels::set_program_source(on ? emulated_program : nullptr);
 }
 

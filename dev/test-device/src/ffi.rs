@@ -22,6 +22,13 @@ unsafe extern "C" {
     pub(crate) fn fake_gpu_listen() -> u64;
     pub(crate) fn fake_gpu_heard(since: u64) -> *mut c_char;
     pub(crate) fn fake_gpu_emulate_kernels(on: bool, count_only: bool);
+    pub(crate) fn fake_gpu_set_products(
+        times: *const f64,
+        count: usize,
+        launch: f64,
+        identity: *const c_char,
+    );
+    pub(crate) fn fake_gpu_remove_products();
     pub(crate) fn fake_gpu_open_account();
     pub(crate) fn fake_gpu_close_account() -> *mut c_char;
     pub(crate) fn fake_gpu_set_capacity(device: i32, bytes: u64) -> *mut c_char;

@@ -1,5 +1,6 @@
 //! Kernels that brigade-torch compiles on a GPU, compiled for the CPU.
 
+use std::ffi::CString;
 use std::{array, ptr};
 
 use tch::Tensor;
@@ -103,6 +104,45 @@ fn with_kernels<R>(count_only: bool, function: impl FnOnce() -> R) -> R {
     }
     // SAFETY: takes Booleans.
     unsafe { ffi::fake_gpu_emulate_kernels(true, count_only) };
+    let _off = Off;
+    function()
+}
+
+/// Times of a library of products with epilogues, in milliseconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProductTimes<'a> {
+    /// Time of each algorithm that the library offers. Those below 0 fail.
+    pub algorithms: &'a [f64],
+    /// Time of each other launch.
+    pub launch: f64,
+    /// GPU and versions for which choices are kept in the user's cache. They are not kept if it is empty.
+    pub identity: &'a str,
+}
+
+/// Runs the function while products of GPUs made of host memory may have epilogues, as by cuBLASLt, of which no choice is
+/// known.
+///
+/// # Panics
+/// Panics if the identity has a null byte.
+pub fn with_products<R>(times: ProductTimes<'_>, function: impl FnOnce() -> R) -> R {
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            // SAFETY: takes nothing.
+            unsafe { ffi::fake_gpu_remove_products() };
+        }
+    }
+    let ProductTimes { algorithms, launch, identity } = times;
+    let identity = CString::new(identity).expect("an identity without null bytes");
+    // SAFETY: both are copied during the call, and the number is that of the times.
+    unsafe {
+        ffi::fake_gpu_set_products(
+            algorithms.as_ptr(),
+            algorithms.len(),
+            launch,
+            identity.as_ptr(),
+        );
+    }
     let _off = Off;
     function()
 }

@@ -8,8 +8,8 @@ use brigade_nn::{
 };
 use brigade_sharding::TensorStyle;
 use brigade_torch::{
-    Activation, Biased, Result, activation_adds_bias, activation_linear, linear,
-    norm_residual_adds_bias,
+    Activation, Biased, LinearParameters, Result, activation_adds_bias, activation_linear,
+    feed_forward, linear, norm_residual_adds_bias,
 };
 use tch::Tensor;
 
@@ -105,6 +105,61 @@ impl Conv1D {
             activation_linear(input, activation, weight, None)
         })?;
         dropout.biased_branch(values, Some(own_bias))
+    }
+
+    /// Computes a feed-forward layer of which this is the first layer, as [`brigade_nn::Linear::forward_feed_forward`].
+    pub(super) fn forward_feed_forward(
+        &self,
+        input: &Tensor,
+        activation: Activation,
+        second: &Self,
+    ) -> Result<Tensor> {
+        match self.both(input, activation, second, Some(&second.bias))? {
+            Some(output) => Ok(output),
+            None => second.forward_activated(&self.forward_pre_activation(input)?, activation),
+        }
+    }
+
+    /// Computes the same as a residual branch, as [`brigade_nn::Linear::forward_feed_forward_branch`].
+    pub(super) fn forward_feed_forward_branch(
+        &self,
+        input: &Tensor,
+        activation: Activation,
+        second: &Self,
+        dropout: &Dropout,
+    ) -> Result<Branch> {
+        let Some(own_bias) = second.bias_of_branch(input)? else {
+            return dropout.branch(self.forward_feed_forward(input, activation, second)?);
+        };
+        match self.both(input, activation, second, None)? {
+            Some(output) => dropout.biased_branch(output, Some(own_bias)),
+            None => {
+                let hidden = self.forward_pre_activation(input)?;
+                second.forward_activated_branch(&hidden, activation, dropout)
+            }
+        }
+    }
+
+    /// Computes both layers as one operation, if it can compute them.
+    fn both(
+        &self,
+        input: &Tensor,
+        activation: Activation,
+        second: &Self,
+        second_bias: Option<&Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let is_plain = |layer: &Self| layer.divided.is_none() && !layer.quantized.is_set();
+        if !is_plain(self) || !is_plain(second) {
+            return Ok(None);
+        }
+        let weight = |layer: &Self| layer.region.enter_parameter(&layer.weight.f_transpose(0, 1)?);
+        let (own, last) = (weight(self)?, weight(second)?);
+        let bias = self.region.enter_parameter(&self.bias)?;
+        let second_bias =
+            second_bias.map(|bias| second.region.enter_parameter(bias)).transpose()?;
+        let first = LinearParameters { weight: &own, bias: Some(&bias) };
+        let last = LinearParameters { weight: &last, bias: second_bias.as_ref() };
+        self.finish(feed_forward(input, first, activation, last), input).map(Some)
     }
 
     /// Returns the bias if the normalisation behind the layer is to add it.

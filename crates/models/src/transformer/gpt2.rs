@@ -433,12 +433,11 @@ impl Block for Gpt2Block {
         let attended = self.attend(&normed, shared, cache)?;
         let ResidualNorm { stream, normed } =
             self.ln_2.forward_residual(&stream, Some(&attended))?;
-        let inner = self.c_fc.forward_pre_activation(&normed)?;
-        let (layer, dropout) = (&self.mlp_c_proj, &self.mlp_dropout);
+        let (first, second, dropout) = (&self.c_fc, &self.mlp_c_proj, &self.mlp_dropout);
         let branch = if shared.leaves_biases {
-            layer.forward_activated_branch(&inner, self.activation, dropout)?
+            first.forward_feed_forward_branch(&normed, self.activation, second, dropout)?
         } else {
-            dropout.branch(layer.forward_activated(&inner, self.activation)?)?
+            dropout.branch(first.forward_feed_forward(&normed, self.activation, second)?)?
         };
         Ok(Residual::with_branch(stream, shared.seeded(branch, 1)?))
     }

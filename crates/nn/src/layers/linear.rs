@@ -4,8 +4,9 @@ use std::borrow::Borrow;
 
 use brigade_sharding::TensorStyle;
 use brigade_torch::{
-    Activation, Biased, GatedPair, Result, activation_adds_bias, activation_linear,
-    gated_activation, gated_linear, linear, norm_residual_adds_bias,
+    Activation, Biased, GatedPair, LinearParameters, Result, activation_adds_bias,
+    activation_linear, feed_forward, gated_activation, gated_linear, linear,
+    norm_residual_adds_bias,
 };
 use tch::{Device, Tensor};
 
@@ -390,6 +391,112 @@ impl Linear {
             activation_linear(Biased { values, bias: bias.as_ref() }, activation, weight, None)
         })?;
         dropout.biased_branch(values, Some(own_bias))
+    }
+
+    /// Computes a feed-forward layer of which this is the first linear layer: [`Linear::forward_activated`] of the second
+    /// one for [`Linear::forward_pre_activation`] of this one.
+    ///
+    /// On GPUs under autocast in 16 bits, with [`Activation::GeluTanh`], the activation, its gradient and that of the
+    /// first bias can be computed in the epilogues of products ([`brigade_torch::feed_forward`]). Elsewhere, with weights
+    /// that are divided, quantized or elsewhere, and if the model's layers have hooks, it is both methods.
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, Module, ParamPath};
+    /// use brigade_torch::Activation;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// struct Layers { first: Linear, second: Linear }
+    ///
+    /// let model = Model::new(|path: &ParamPath<'_>| Layers {
+    ///     first: Linear::new(path / "first", 8, 32),
+    ///     second: Linear::new(path / "second", 32, 8),
+    /// })?;
+    /// let input = Tensor::randn([5, 8], (Kind::Float, model.device()));
+    /// let Layers { first, second } = model.module();
+    /// let output = first.forward_feed_forward(&input, Activation::GeluTanh, second)?;
+    /// let expected = second.forward(&first.forward(&input)?.gelu("tanh"))?;
+    /// assert!(output.allclose(&expected, 1e-5, 1e-6, false));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_feed_forward(
+        &self,
+        input: &Tensor,
+        activation: Activation,
+        second: &Self,
+    ) -> Result<Tensor> {
+        match self.both(input, activation, second, second.bias.as_ref())? {
+            Some(output) => Ok(output),
+            None => second.forward_activated(&self.forward_pre_activation(input)?, activation),
+        }
+    }
+
+    /// Does the same as [`Linear::forward_feed_forward`] for a residual branch, as [`Linear::forward_activated_branch`].
+    ///
+    /// # Errors
+    /// Returns the same errors as the forward.
+    ///
+    /// ```
+    /// use brigade_nn::{Dropout, Linear, Model, Module, ParamPath};
+    /// use brigade_torch::Activation;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// struct Layers(Linear, Linear, Dropout);
+    ///
+    /// let model = Model::new(|path: &ParamPath<'_>| {
+    ///     let dropout = Dropout::maskless(path / "dropout", 0.0);
+    ///     Layers(Linear::new(path / "first", 8, 32), Linear::new(path / "second", 32, 8), dropout)
+    /// })?;
+    /// let stream = Tensor::randn([5, 8], (Kind::Float, model.device()));
+    /// let Layers(first, second, dropout) = model.module();
+    /// let branch = first.forward_feed_forward_branch(&stream, Activation::Relu, second, dropout)?;
+    /// let expected = second.forward(&first.forward(&stream)?.relu())? + &stream;
+    /// assert!(branch.add_to(&stream)?.allclose(&expected, 1e-5, 1e-6, false));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn forward_feed_forward_branch(
+        &self,
+        input: &Tensor,
+        activation: Activation,
+        second: &Self,
+        dropout: &Dropout,
+    ) -> Result<Branch> {
+        let Some(own_bias) = second.bias_of_branch(input)? else {
+            return dropout.branch(self.forward_feed_forward(input, activation, second)?);
+        };
+        match self.both(input, activation, second, None)? {
+            Some(output) => dropout.biased_branch(output, Some(own_bias)),
+            None => {
+                let hidden = self.forward_pre_activation(input)?;
+                second.forward_activated_branch(&hidden, activation, dropout)
+            }
+        }
+    }
+
+    /// Computes both layers of a feed-forward layer as one operation, with this bias of the second one. Returns `None`
+    /// for layers that one operation cannot compute.
+    fn both(
+        &self,
+        input: &Tensor,
+        activation: Activation,
+        second: &Self,
+        second_bias: Option<&Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let is_plain = |layer: &Self| layer.leaves_bias() && layer.divided.is_none();
+        if !is_plain(self) || !is_plain(second) {
+            return Ok(None);
+        }
+        let entered = |layer: &Self, tensor| layer.region.enter_parameter(tensor);
+        let (weight, second_weight) =
+            (entered(self, &self.weight)?, entered(second, &second.weight)?);
+        let bias = self.bias.as_ref().map(|bias| entered(self, bias)).transpose()?;
+        let second_bias = second_bias.map(|bias| entered(second, bias)).transpose()?;
+        let first = LinearParameters { weight: &weight, bias: bias.as_ref() };
+        let last = LinearParameters { weight: &second_weight, bias: second_bias.as_ref() };
+        let output = feed_forward(input, first, activation, last);
+        self.context.check_border(output, input).map(Some)
     }
 
     /// Returns the bias if the normalisation behind the layer is to add it.

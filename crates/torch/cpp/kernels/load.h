@@ -1,6 +1,7 @@
 // What GPU programs need of CUDA's runtime. The feature cuda.
 #pragma once
 
+#include "products.h"
 #include "program.h"
 
 #include <c10/core/Device.h>
@@ -38,5 +39,7 @@ int32_t capability_of(c10::DeviceIndex device);
 std::string nvrtc_library();
 // Loads compiled code on a device.
 std::unique_ptr<Program> load(c10::DeviceIndex device, const void* code);
+// Returns the products of cuBLASLt on a device.
+std::unique_ptr<Products> library_products(c10::DeviceIndex device);
 
 } // namespace brigade::kernels

@@ -1,4 +1,4 @@
-//! The cache of compiled code: a folder of the user's that all programs share.
+//! The cache of compiled code and of measured choices: a folder of the user's that all programs share.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -12,6 +12,10 @@ use sha2::{Digest, Sha256};
 
 use crate::file::Variant;
 use crate::nvrtc::{CompileError, Compiler};
+
+mod choices;
+
+pub use choices::{KeptChoice, KeptChoices};
 
 /// Folder of compiled kernels: `$XDG_CACHE_HOME/brigade/kernels`, by default in `~/.cache`.
 ///

@@ -2,12 +2,15 @@
 
 use std::env;
 
-use crate::file::{FILES, File};
+use crate::file::FILES;
 
 /// Name of the environment variable that turns kernels off.
 pub const FUSED_VARIABLE: &str = "BRIGADE_FUSED";
 
-/// Kernels that a program may use.
+/// Name in the variable of the epilogues of products, which are not kernels of a file.
+pub const EPILOGUES: &str = "epilogues";
+
+/// Kernels that a program may use, and epilogues of products.
 ///
 /// ```
 /// use brigade_kernels::Fused;
@@ -38,8 +41,12 @@ pub struct FusedError {
     pub part: String,
 }
 
+fn all() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|file| file.name).chain([EPILOGUES])
+}
+
 fn names() -> String {
-    FILES.iter().map(|file| file.name).collect::<Vec<_>>().join(", ")
+    all().collect::<Vec<_>>().join(", ")
 }
 
 impl Fused {
@@ -65,17 +72,17 @@ impl Fused {
         }
         let mut off = Vec::new();
         for part in value.split(',').map(str::trim) {
-            let file = part.strip_prefix('-').and_then(File::find);
+            let name = part.strip_prefix('-').and_then(|part| all().find(|name| *name == part));
             let wrong = || FusedError { value: value.to_owned(), part: part.to_owned() };
-            off.push(file.ok_or_else(wrong)?.name);
+            off.push(name.ok_or_else(wrong)?);
         }
         Ok(Self { all_off: false, off })
     }
 
-    /// Returns `true` if the kernels of a file may be used.
+    /// Returns `true` if the kernels of a file, or [`EPILOGUES`], may be used.
     #[must_use]
-    pub fn contains(&self, file: &str) -> bool {
-        !self.all_off && !self.off.contains(&file)
+    pub fn contains(&self, name: &str) -> bool {
+        !self.all_off && !self.off.contains(&name)
     }
 }
 
@@ -90,17 +97,19 @@ mod tests {
             assert_eq!(Fused::parse(value).unwrap().contains(first), expected, "{value}");
         }
         let but_one = Fused::parse(&format!(" -{first} ")).unwrap();
-        for file in FILES {
-            assert_eq!(but_one.contains(file.name), file.name != first, "{}", file.name);
+        for name in all() {
+            assert_eq!(but_one.contains(name), name != first, "{name}");
         }
+        let without = Fused::parse("-epilogues").unwrap();
+        assert!(!without.contains(EPILOGUES) && without.contains(first));
     }
 
     #[test]
     fn an_unknown_name_is_an_error_that_lists_the_names() {
         for value in ["norm_relu", "-norm_relu,-nothing", "-", "-norm_relu,", "2"] {
             let error = Fused::parse(value).unwrap_err().to_string();
-            for file in FILES {
-                assert!(error.contains(file.name), "{error}");
+            for name in all() {
+                assert!(error.contains(name), "{error}");
             }
         }
     }

@@ -29,7 +29,7 @@ mod file;
 mod fused;
 mod nvrtc;
 
-pub use cache::{Cache, Code, Origin};
+pub use cache::{Cache, Code, KeptChoice, KeptChoices, Origin};
 pub use file::{CAPABILITIES, Element, FILES, File, MIN_CAPABILITY, Variant};
-pub use fused::{FUSED_VARIABLE, Fused, FusedError};
+pub use fused::{EPILOGUES, FUSED_VARIABLE, Fused, FusedError};
 pub use nvrtc::{CompileError, Compiler};

@@ -12,6 +12,7 @@ mod cross_entropy_kernels;
 mod distance;
 mod dropped;
 mod embedding_sum;
+mod epilogues;
 mod fused;
 mod head_on_gpu;
 mod images;

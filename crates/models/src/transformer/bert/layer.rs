@@ -93,9 +93,9 @@ impl Block for BertLayer {
         let attended = shared.seeded(attended, 0)?;
         let ResidualNorm { stream, normed } =
             self.attention_norm.forward_post_residual(&hidden.stream, Some(&attended))?;
-        let inner = self.intermediate.forward_pre_activation(&normed)?;
-        let (layer, dropout) = (&self.output_dense, &self.output_dropout);
-        let added = layer.forward_activated_branch(&inner, self.activation, dropout)?;
+        let (first, second, dropout) =
+            (&self.intermediate, &self.output_dense, &self.output_dropout);
+        let added = first.forward_feed_forward_branch(&normed, self.activation, second, dropout)?;
         let added = shared.seeded(added, 1)?;
         let ResidualNorm { stream, normed } =
             self.output_norm.forward_post_residual(&stream, Some(&added))?;
