@@ -2,6 +2,7 @@
 
 #include "device.h"
 #include "exponential.h"
+#include "kernels/products.h"
 #include "native_bf16.h"
 #include "philox.h"
 
@@ -12,11 +13,15 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <string>
 
 namespace brigade {
 
@@ -394,6 +399,8 @@ at::Tensor with_rows(const at::Tensor& tensor) {
 constexpr int64_t kHeadMultiple = 8;
 // Beyond it flash's backward has no dropout on some GPUs.
 constexpr int64_t kLargestFlashHead = 192;
+// Beyond it cuDNN has kernels on some GPUs only.
+constexpr int64_t kLargestCudnnHead = 128;
 
 at::Tensor with_head_padding(const at::Tensor& tensor) {
   const int64_t over = tensor.size(3) % kHeadMultiple;
@@ -420,6 +427,81 @@ at::Tensor as_bias(const at::Tensor& mask, const at::Tensor& q, int64_t keys) {
   }
   return bias.expand({q.size(0), q.size(1), q.size(2), keys});
 }
+
+// Operands whose kernel is chosen by measurement: those that flash attention and cuDNN's take both.
+struct MeasuredAttention {
+  at::Tensor q, k, v;
+  const AttentionOptions& options;
+  double scale;
+
+  // The kernel that libtorch chooses and the other one. Nothing if only one of them can be used.
+  std::optional<std::array<at::SDPBackend, 2>> pair() const {
+    constexpr auto kFlash = at::SDPBackend::flash_attention, kCudnn = at::SDPBackend::cudnn_attention;
+    const auto& settings = at::globalContext();
+    const bool is_taken_by_both = q.size(3) == v.size(3) && q.size(3) % kHeadMultiple == 0 &&
+        q.size(3) <= kLargestCudnnHead && q.size(1) == k.size(1) && settings.userEnabledFlashSDP() &&
+        settings.userEnabledCuDNNSDP();
+    if (!is_taken_by_both) {
+      return std::nullopt;
+    }
+    const auto own = static_cast<at::SDPBackend>(at::_fused_sdp_choice(
+        q, k, v, std::nullopt, options.dropout, options.causal, scale, /*enable_gqa=*/false));
+    if (own != kFlash && own != kCudnn) {
+      return std::nullopt;
+    }
+    return std::array{own, own == kFlash ? kCudnn : kFlash};
+  }
+
+  bool records() const {
+    return at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
+  }
+
+  std::string key() const {
+    const auto numbers = [](const at::Tensor& t) { return c10::str(t.sizes(), t.strides()); };
+    return c10::str(
+        "attention ", q.scalar_type(), ' ', numbers(q), ' ', numbers(k), ' ', numbers(v),
+        options.causal ? " causal" : "", records() ? " trained" : "");
+  }
+
+  at::Tensor by(at::SDPBackend kernel) const {
+    if (kernel == at::SDPBackend::flash_attention) {
+      return std::get<0>(at::_scaled_dot_product_flash_attention(
+          q, k, v, options.dropout, options.causal, /*return_debug_mask=*/false, scale));
+    }
+    return std::get<0>(at::_scaled_dot_product_cudnn_attention(
+        q, k, v, std::nullopt, /*compute_log_sumexp=*/records(), options.dropout, options.causal,
+        /*return_debug_mask=*/false, scale));
+  }
+
+  // Computes the forward and the backward by a kernel, and drops the results.
+  void train_by(at::SDPBackend kernel) const {
+    const at::AutoGradMode enabled(true);
+    const auto leaf = [](const at::Tensor& t) { return t.detach().requires_grad_(); };
+    const variable_list leaves{leaf(q), leaf(k), leaf(v)};
+    const auto output = MeasuredAttention{leaves[0], leaves[1], leaves[2], options, scale}.by(kernel);
+    torch::autograd::grad({output}, leaves, {output.detach()});
+  }
+
+  // Nothing if there is nothing to choose.
+  std::optional<at::Tensor> by_the_fastest() const {
+    auto* const meter = kernels::products(q.device());
+    const auto both = meter == nullptr ? std::nullopt : pair();
+    auto* const choice = both ? meter->choice(key(), /*candidates=*/2, /*unmeasured=*/0) : nullptr;
+    if (choice == nullptr) {
+      return std::nullopt;
+    }
+    at::Tensor output;
+    const bool is_trained = records();
+    choice->run(
+        *meter, q.device(), [&](int candidate) { output = by(both->at(candidate)); },
+        [&](int candidate) {
+          if (is_trained) {
+            train_by(both->at(candidate));
+          }
+        });
+    return output;
+  }
+};
 
 // Attention of a GPU by the kernel, for operands of 16 bits.
 at::Tensor attend_by(
@@ -506,6 +588,13 @@ std::unique_ptr<Tensor> attention(
   if (kernel != AttentionKernel::Libtorch) {
     return std::make_unique<Tensor>(
         attend_by(kernel, q.to(type), k.to(type), v.to(type), given, options, scale));
+  }
+  // Trials with dropout would draw numbers.
+  if (call.ampere && !given && !call.causal_rectangle && options.dropout == 0) {
+    const auto own = [&](const at::Tensor& t) { return t.to(type); };
+    if (auto output = MeasuredAttention{own(q), own(k), own(v), options, scale}.by_the_fastest()) {
+      return std::make_unique<Tensor>(*std::move(output));
+    }
   }
   if (!mine) {
     return std::make_unique<Tensor>(at::scaled_dot_product_attention(

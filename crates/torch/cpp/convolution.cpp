@@ -1,25 +1,80 @@
 #include "brigade-torch/src/bridge.rs.h"
 
 #include "convolution.h"
+#include "kernels/products.h"
+#include "linear.h"
 #include "weights.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <array>
+#include <functional>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 namespace brigade {
 
 namespace {
 
+bool is_in_last(const at::Tensor& images) {
+  return images.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+// The pixels of images in channels_last as rows of a matrix, which is a view.
+at::Tensor pixels(const at::Tensor& images) {
+  return images.permute({0, 2, 3, 1}).reshape({-1, images.size(1)});
+}
+
+// The inverse, for images of the size of others.
+at::Tensor images_of(const at::Tensor& pixels, const at::Tensor& like) {
+  return pixels.view({like.size(0), like.size(2), like.size(3), pixels.size(1)}).permute({0, 3, 1, 2});
+}
+
+// The weight of a kernel of one pixel as a matrix, which is a view.
+at::Tensor matrix_of(const at::Tensor& weight) {
+  return weight.reshape({weight.size(0), weight.size(1)});
+}
+
 struct ConvolutionOptions {
   std::vector<int64_t> stride, padding, dilation;
   int64_t groups;
+
+  // Whether each pixel of the output is a product of the weight with the same pixel of the input alone.
+  bool is_of_pixels(const at::Tensor& weight) const {
+    const auto all = [](at::IntArrayRef numbers, int64_t wanted) {
+      return std::all_of(numbers.begin(), numbers.end(), [&](int64_t number) { return number == wanted; });
+    };
+    return weight.size(2) == 1 && weight.size(3) == 1 && groups == 1 && all(stride, 1) && all(padding, 0);
+  }
 };
+
+// Calls `product`, which computes a convolution of single pixels as a product of matrices, where a GPU is faster so for
+// these shapes; otherwise `convolution`.
+void by_the_faster(
+    const char* operation, const at::Tensor& input, const at::Tensor& weight, bool is_of_pixels,
+    const std::function<void()>& convolution, const std::function<void()>& product) {
+  auto* const meter = is_of_pixels && is_in_last(input) && input.numel() > 0 ? kernels::products(input.device())
+                                                                            : nullptr;
+  kernels::Choice* choice = nullptr;
+  if (meter != nullptr) {
+    const auto key = std::string(operation) + ' ' + c10::toString(input.scalar_type()) + ' ' +
+        c10::str(input.sizes()) + ' ' + std::to_string(weight.size(0));
+    choice = meter->choice(key, /*candidates=*/2, /*unmeasured=*/0);
+  }
+  if (choice == nullptr) {
+    convolution();
+    return;
+  }
+  choice->run(*meter, input.device(), [&](int candidate) { candidate == 0 ? convolution() : product(); });
+}
 
 // What autocast computes, with its operators: an input that is in the type, and a weight and a bias that are cast. The
 // weight is saved as it is, and its copy is taken again in the backward.
@@ -39,10 +94,20 @@ struct Convolution : public torch::autograd::Function<Convolution> {
     if (bias) {
       data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
+    const bool is_of_pixels = options.is_of_pixels(weight) && kernels::products(input.device()) != nullptr;
+    data["pixels"] = is_of_pixels;
     const auto offset = bias ? std::optional(weight_in_type(*bias, type)) : std::nullopt;
-    return at::convolution(
-        input, weight_in_type(weight, type), offset, options.stride, options.padding, options.dilation,
-        /*transposed=*/false, std::vector<int64_t>{0, 0}, options.groups);
+    const auto factor = weight_in_type(weight, type);
+    at::Tensor output;
+    by_the_faster(
+        "convolution", input, weight, is_of_pixels,
+        [&] {
+          output = at::convolution(
+              input, factor, offset, options.stride, options.padding, options.dilation, /*transposed=*/false,
+              std::vector<int64_t>{0, 0}, options.groups);
+        },
+        [&] { output = images_of(at::linear(pixels(input), matrix_of(factor), offset), input); });
+    return output;
   }
 
   static torch::autograd::variable_list backward(
@@ -54,13 +119,39 @@ struct Convolution : public torch::autograd::Function<Convolution> {
     const auto& data = context->saved_data;
     const auto bias = data.find("bias");
     const bool has_bias = bias != data.end();
+    const bool needs_input = context->needs_input_grad(0), needs_weight = context->needs_input_grad(1);
+    const bool needs_bias = has_bias && context->needs_input_grad(2), is_of_pixels = data.at("pixels").toBool();
     const std::vector<int64_t> bias_size{weight.size(0)};
-    auto [of_input, of_weight, of_bias] = at::convolution_backward(
-        gradients[0], input, weight_in_type(weight, input.scalar_type()),
-        has_bias ? at::OptionalIntArrayRef(bias_size) : std::nullopt, data.at("stride").toIntVector(),
-        data.at("padding").toIntVector(), data.at("dilation").toIntVector(), /*transposed=*/false,
-        std::vector<int64_t>{0, 0}, data.at("groups").toInt(),
-        {context->needs_input_grad(0), context->needs_input_grad(1), has_bias && context->needs_input_grad(2)});
+    const auto factor = weight_in_type(weight, input.scalar_type());
+    const auto convolved = [&](std::array<bool, 3> wanted) {
+      return at::convolution_backward(
+          gradients[0], input, factor, has_bias ? at::OptionalIntArrayRef(bias_size) : std::nullopt,
+          data.at("stride").toIntVector(), data.at("padding").toIntVector(), data.at("dilation").toIntVector(),
+          /*transposed=*/false, std::vector<int64_t>{0, 0}, data.at("groups").toInt(), wanted);
+    };
+    at::Tensor of_input, of_weight, of_bias;
+    if (!is_of_pixels) {
+      std::tie(of_input, of_weight, of_bias) = convolved({needs_input, needs_weight, needs_bias});
+    } else {
+      const auto rows = [&] { return pixels(gradients[0].contiguous(at::MemoryFormat::ChannelsLast)); };
+      if (needs_input) {
+        by_the_faster(
+            "convolution's input", input, weight, true, [&] { of_input = std::get<0>(convolved({true, false, false})); },
+            [&] { of_input = images_of(rows().mm(matrix_of(factor)), input); });
+      }
+      if (needs_weight || needs_bias) {
+        by_the_faster(
+            "convolution's weight", input, weight, needs_weight,
+            [&] { std::tie(std::ignore, of_weight, of_bias) = convolved({false, needs_weight, needs_bias}); },
+            [&] {
+              const auto found = layer_gradients(
+                  rows(), pixels(input), matrix_of(weight),
+                  needs_bias ? std::optional(static_cast<at::ScalarType>(bias->second.toInt())) : std::nullopt);
+              of_weight = found.weight.reshape(weight.sizes());
+              of_bias = found.bias;
+            });
+      }
+    }
     if (of_weight.defined()) {
       of_weight = of_weight.to(weight.scalar_type());
     }

@@ -25,7 +25,8 @@ std::atomic<bool> is_open{false};
 std::mutex account_mutex;
 std::map<std::string, Row> account;
 thread_local int nested = 0;
-std::atomic<double> passed{0}, launch_time{0};
+std::atomic<double> passed{0};
+LaunchTimes launch_times;
 
 bool is_one_of(const std::set<std::string>& names, const std::string& name) {
   return names.count(name) > 0;
@@ -96,8 +97,15 @@ double passed_time() {
   return passed;
 }
 
-void set_launch_time(double milliseconds) {
-  launch_time = milliseconds;
+void set_launch_times(LaunchTimes times) {
+  const std::lock_guard<std::mutex> lock(account_mutex);
+  launch_times = std::move(times);
+}
+
+static double launch_time(const std::string& name) {
+  const std::lock_guard<std::mutex> lock(account_mutex);
+  const auto& [usual, part, own] = launch_times;
+  return !part.empty() && name.find(part) != std::string::npos ? own : usual;
 }
 
 Nested::Nested() {
@@ -112,7 +120,7 @@ void enter_in_account(const std::string& name, uint64_t bytes) {
   if (nested > 0) {
     return;
   }
-  pass_time(launch_time);
+  pass_time(launch_time(name));
   if (!is_open) {
     return;
   }
@@ -124,10 +132,10 @@ void enter_in_account(const std::string& name, uint64_t bytes) {
 
 void enter_in_account(
     const c10::OperatorHandle& op, const std::vector<IValue>& arguments, const std::vector<Tensor>& fresh) {
-  if ((!is_open && launch_time == 0) || nested > 0) {
+  const std::string& name = op.operator_name().name;
+  if (nested > 0 || (!is_open && launch_time(name) == 0)) {
     return;
   }
-  const std::string& name = op.operator_name().name;
   const auto& schema = op.schema();
   // Views, and what only changes a tensor's shape or memory, launch nothing.
   bool is_view = fresh.empty();

@@ -118,6 +118,24 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
   return {dq, dk, dv};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> cudnn(
+    const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias, bool, double dropout,
+    bool causal, bool, std::optional<double> scale) {
+  TORCH_CHECK(q.size(3) % 8 == 0 && q.size(3) <= 128, "cuDNN's attention: the head size is ", q.size(3));
+  OneLaunch launch("aten::_scaled_dot_product_cudnn_attention");
+  auto [output, logits_sum, keep] = attend(q, k, v, bias, dropout, causal, scale);
+  return {output, logits_sum, Tensor(), Tensor(), q.size(2), k.size(2), keep, Tensor(), Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> cudnn_backward(
+    const Tensor& upstream, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&,
+    const Tensor& keep, const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
+    double dropout, bool causal, std::optional<double> scale) {
+  OneLaunch launch("aten::_scaled_dot_product_cudnn_attention_backward");
+  auto [dq, dk, dv, scores] = attend_backward(upstream, q, k, v, std::nullopt, keep, dropout, causal, scale);
+  return {dq, dk, dv};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(
     const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias, bool, double dropout,
     bool causal, std::optional<double> scale) {
@@ -158,6 +176,8 @@ void register_attention(torch::Library& library) {
   library.impl("_fused_sdp_choice", TORCH_FN(choice));
   library.impl("_scaled_dot_product_flash_attention", TORCH_FN(flash));
   library.impl("_scaled_dot_product_flash_attention_backward", TORCH_FN(flash_backward));
+  library.impl("_scaled_dot_product_cudnn_attention", TORCH_FN(cudnn));
+  library.impl("_scaled_dot_product_cudnn_attention_backward", TORCH_FN(cudnn_backward));
   library.impl("_scaled_dot_product_efficient_attention", TORCH_FN(efficient));
   library.impl("_scaled_dot_product_efficient_attention_backward", TORCH_FN(efficient_backward));
 }

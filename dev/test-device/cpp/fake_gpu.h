@@ -58,8 +58,14 @@ bool account_is_open();
 // The clock that events read, in milliseconds: by itself it goes as a real one, and launches move it on.
 void pass_time(double milliseconds);
 double passed_time();
-// Time of each launch of this thread that is not nested in another one.
-void set_launch_time(double milliseconds);
+// Milliseconds of each launch that is not nested in another one: `own` for those whose name contains the part, if that
+// is not empty.
+struct LaunchTimes {
+  double usual = 0;
+  std::string part;
+  double own = 0;
+};
+void set_launch_times(LaunchTimes times);
 
 // Whether launches of Brigade's kernels are entered in the account, and nothing runs.
 bool only_counted();

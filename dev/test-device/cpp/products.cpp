@@ -104,18 +104,19 @@ class FakeProducts : public kernels::Products {
 extern "C" {
 
 // Products of all GPUs, with an algorithm for each time in milliseconds, of which those below 0 fail. Each other launch
-// takes `launch` milliseconds.
-void fake_gpu_set_products(const double* times, size_t count, double launch, const char* identity) {
+// takes `launch` milliseconds, and `own` if its name contains the part.
+void fake_gpu_set_products(
+    const double* times, size_t count, double launch, const char* part, double own, const char* identity) {
   // Kept: a backward thread may still have the last one.
   static auto* const all = new std::vector<std::unique_ptr<FakeProducts>>();
   all->push_back(std::make_unique<FakeProducts>(std::vector<double>(times, times + count), identity));
-  set_launch_time(launch);
+  set_launch_times({launch, part, own});
   kernels::set_products(all->back().get());
 }
 
 void fake_gpu_remove_products() {
   kernels::set_products(nullptr);
-  set_launch_time(0);
+  set_launch_times({});
 }
 
 } // extern "C"

@@ -26,6 +26,8 @@ unsafe extern "C" {
         times: *const f64,
         count: usize,
         launch: f64,
+        part: *const c_char,
+        own: f64,
         identity: *const c_char,
     );
     pub(crate) fn fake_gpu_remove_products();

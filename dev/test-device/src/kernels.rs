@@ -115,6 +115,8 @@ pub struct ProductTimes<'a> {
     pub algorithms: &'a [f64],
     /// Time of each other launch.
     pub launch: f64,
+    /// Part of the names of launches, and the time of those. There are none if it is empty.
+    pub named: (&'a str, f64),
     /// GPU and versions for which choices are kept in the user's cache. They are not kept if it is empty.
     pub identity: &'a str,
 }
@@ -123,7 +125,7 @@ pub struct ProductTimes<'a> {
 /// known.
 ///
 /// # Panics
-/// Panics if the identity has a null byte.
+/// Panics if a text has a null byte.
 pub fn with_products<R>(times: ProductTimes<'_>, function: impl FnOnce() -> R) -> R {
     struct Off;
     impl Drop for Off {
@@ -132,14 +134,17 @@ pub fn with_products<R>(times: ProductTimes<'_>, function: impl FnOnce() -> R) -
             unsafe { ffi::fake_gpu_remove_products() };
         }
     }
-    let ProductTimes { algorithms, launch, identity } = times;
-    let identity = CString::new(identity).expect("an identity without null bytes");
-    // SAFETY: both are copied during the call, and the number is that of the times.
+    let ProductTimes { algorithms, launch, named: (part, own), identity } = times;
+    let [part, identity] =
+        [part, identity].map(|text| CString::new(text).expect("a text without null bytes"));
+    // SAFETY: all are copied during the call, and the number is that of the times.
     unsafe {
         ffi::fake_gpu_set_products(
             algorithms.as_ptr(),
             algorithms.len(),
             launch,
+            part.as_ptr(),
+            own,
             identity.as_ptr(),
         );
     }

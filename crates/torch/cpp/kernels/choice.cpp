@@ -15,6 +15,9 @@
 namespace brigade::kernels {
 namespace {
 
+// Keys for which choices are made. A program whose batches all have other lengths reaches it.
+constexpr size_t kMostChoices = 1024;
+
 struct KeptChoiceOfKey {
   int candidates, chosen;
 };
@@ -87,10 +90,24 @@ c10::Event event_now(c10::Device device) {
 
 } // namespace
 
+Choice* Meter::choice(const std::string& key, int candidates, int unmeasured) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = choices_.find(key);
+  if (known != choices_.end()) {
+    return known->second.get();
+  }
+  if (choices_.size() >= kMostChoices) {
+    return nullptr;
+  }
+  return choices_.emplace(key, std::make_unique<Choice>(key, candidates, unmeasured)).first->second.get();
+}
+
 Choice::Choice(std::string key, int candidates, int unmeasured)
     : key_(std::move(key)), unmeasured_(unmeasured), candidates_(candidates) {}
 
-void Choice::run(Meter& meter, c10::Device device, const std::function<void(int)>& candidate) {
+void Choice::run(
+    Meter& meter, c10::Device device, const std::function<void(int)>& candidate,
+    const std::function<void(int)>& trial) {
   int number = unmeasured_;
   bool is_measured = false;
   {
@@ -116,6 +133,9 @@ void Choice::run(Meter& meter, c10::Device device, const std::function<void(int)
     std::optional<c10::Event> begin;
     if (is_measured) {
       begin = event_now(device);
+      if (trial) {
+        trial(number);
+      }
     }
     candidate(number);
     if (is_measured) {

@@ -6,12 +6,16 @@
 
 #include <deque>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace brigade::kernels {
+
+class Choice;
 
 // What choices need to know of a GPU.
 class Meter {
@@ -23,6 +27,13 @@ class Meter {
   virtual bool is_recording() = 0;
   // Returns what times depend on, GPU and versions of libraries: choices are kept under it. Empty if they are not kept.
   virtual std::string identity() = 0;
+
+  // Returns the choice of an operation's key, which is made at the first call. Null if there are too many keys.
+  Choice* choice(const std::string& key, int candidates, int unmeasured);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<Choice>> choices_;
 };
 
 // A choice between candidates for an operation of one shape. Candidate 0 always works and is used where another one
@@ -33,8 +44,11 @@ class Choice {
   // `unmeasured` is the candidate that is taken where nothing was measured.
   Choice(std::string key, int candidates, int unmeasured);
 
-  // Calls `candidate` with the number of a candidate, and once more with 0 if that throws.
-  void run(Meter& meter, c10::Device device, const std::function<void(int)>& candidate);
+  // Calls `candidate` with the number of a candidate, and once more with 0 if that throws. A measured run first calls
+  // `trial`, within its time: the backward of an operation whose candidates differ there, too.
+  void run(
+      Meter& meter, c10::Device device, const std::function<void(int)>& candidate,
+      const std::function<void(int)>& trial = {});
 
  private:
   // Runs of each candidate. The median of three leaves out the one in which a library loads its code.

@@ -4,7 +4,10 @@ use brigade_test_device::{assert_same, fake, gpu, kernels, numeric_device};
 use brigade_torch::{
     Autocast, DeviceNumbers, channels_last, clear_gradient, convolution2d, fused, set_data,
 };
+use kernels::ProductTimes;
 use tch::{Device, Kind, Tensor};
+
+use crate::distance::apart;
 
 const HOST: DeviceNumbers<'_> =
     DeviceNumbers { lr: None, steps: None, grad_scale: None, found_inf: None };
@@ -109,6 +112,77 @@ fn weights_of_convolutions_in_16_bits_are_not_cast_after_a_step_on_a_gpu() {
             fresh.copy_(&weight.detach());
             set_data(&weight, &fresh).unwrap();
             assert!(output().equal(&found), "round {round}, in last: {in_last}");
+        }
+    }
+}
+
+/// Two candidates with three runs each, and one that reads the last time.
+const MEASURED_RUNS: usize = 7;
+
+#[test]
+fn convolutions_of_single_pixels_in_16_bits_are_products_where_those_are_faster() {
+    let (device, _alone) = gpu();
+    if !fake::is_installed() {
+        return;
+    }
+    tch::manual_seed(3);
+    let values = [&[3, 16, 5, 4][..], &[24, 16, 1, 1], &[24]]
+        .map(|shape| Tensor::randn(shape, (Kind::BFloat16, Device::Cpu)).to_kind(Kind::Float));
+    let upstream = Tensor::randn([3, 24, 5, 4], (Kind::BFloat16, Device::Cpu));
+    for (kind, biased, in_last) in [
+        (Kind::BFloat16, true, true),
+        (Kind::BFloat16, false, true),
+        (Kind::Half, true, true),
+        (Kind::BFloat16, true, false),
+    ] {
+        let run = |device: Device, of: Kind, ours: bool| {
+            let leaves = values.each_ref().map(|it| {
+                let it = it.to_device(device).to_kind(of);
+                let it = if in_last && it.dim() == 4 { channels_last(&it).unwrap() } else { it };
+                it.detach().set_requires_grad(true)
+            });
+            let [images, weight, bias] = &leaves;
+            let bias = biased.then_some(bias);
+            let output = {
+                let autocast = of != Kind::Double;
+                let _scope = autocast.then(|| Autocast::enter(device, kind, true).unwrap());
+                if ours {
+                    convolution2d(images, weight, bias, [1; 2], [0; 2], [1; 2], 1).unwrap()
+                } else {
+                    images.conv2d(weight, bias, [1; 2], [0; 2], [1; 2], 1)
+                }
+            };
+            assert_eq!(output.is_contiguous(), !in_last);
+            let upstream = upstream.to_device(device).to_kind(output.kind());
+            Tensor::f_backward(&(&output * upstream).sum(Kind::Float)).unwrap();
+            let mut all = vec![output.detach()];
+            all.extend(leaves.iter().filter(|it| it.grad().defined()).map(Tensor::grad));
+            all.into_iter().map(|it| it.to_device(Device::Cpu)).collect::<Vec<_>>()
+        };
+        let exact = run(Device::Cpu, Kind::Double, false);
+        let plain = run(device, Kind::Float, false);
+        assert_eq!(exact.len(), if biased { 4 } else { 3 });
+        for (slow, by_products) in [("convolution", true), ("mm", false)] {
+            let times = ProductTimes { launch: 1.0, named: (slow, 1e6), ..ProductTimes::default() };
+            kernels::with_products(times, || {
+                for attempt in 0..=MEASURED_RUNS {
+                    let mut found = Vec::new();
+                    let account = fake::account(|| found = run(device, Kind::Float, true));
+                    for (index, found) in found.iter().enumerate() {
+                        let unit = if kind == Kind::Half { 2f64.powi(-10) } else { 2f64.powi(-7) };
+                        let allowed = apart(&plain[index], &exact[index]) + unit;
+                        let apart = apart(found, &exact[index]);
+                        let about = format!("{kind:?}, {biased}, run {attempt}, {slow}, {index}");
+                        assert!(apart <= allowed, "{about}: {apart:e} > {allowed:e}");
+                    }
+                    let convolved: Vec<_> =
+                        account.0.keys().filter(|name| name.contains("convolution")).collect();
+                    if attempt == MEASURED_RUNS {
+                        let expected = by_products && in_last;
+                        assert_eq!(convolved.is_empty(), expected, "{slow}: {convolved:?}");
+                    }
+                }
+            });
         }
     }
 }

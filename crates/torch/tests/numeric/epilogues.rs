@@ -13,8 +13,10 @@ use tch::{Device, Kind, Tensor};
 
 use crate::distance::apart;
 
+const NOTHING: ProductTimes<'_> =
+    ProductTimes { algorithms: &[], launch: 0.0, named: ("", 0.0), identity: "" };
 /// Each launch takes longer than the only algorithm, so that it is chosen.
-const CHOSEN: ProductTimes<'_> = ProductTimes { algorithms: &[0.0], launch: 1e6, identity: "" };
+const CHOSEN: ProductTimes<'_> = ProductTimes { algorithms: &[0.0], launch: 1e6, ..NOTHING };
 /// Runs after which a choice between two candidates is made: three of each, and one that reads the last event.
 const RUNS: usize = 7;
 
@@ -355,7 +357,7 @@ fn the_candidate_with_the_smallest_median_of_three_runs_is_taken_in_16_bits() {
     }
     let leaves = Leaves::new(CASE).on(device, Kind::Float, CASE);
     let of = |algorithms: &[f64], launch: f64, count: usize| {
-        let times = ProductTimes { algorithms, launch, ..ProductTimes::default() };
+        let times = ProductTimes { algorithms, launch, ..NOTHING };
         kernels::with_products(times, || forwards(&leaves, count))
     };
     let found = of(&[9e6, 5e6, 7e6], 2e7, 18);
@@ -379,7 +381,7 @@ fn in_deterministic_mode_nothing_is_measured_in_16_bits() {
         return;
     }
     let leaves = Leaves::new(CASE).on(device, Kind::Float, CASE);
-    let times = ProductTimes { algorithms: &[9e9, 5e6], launch: 1e6, identity: "" };
+    let times = ProductTimes { algorithms: &[9e9, 5e6], launch: 1e6, ..NOTHING };
     kernels::with_products(times, || {
         let found = with_deterministic(|| forwards(&leaves, 12));
         assert_eq!(found, [Some(0); 12]);
@@ -434,7 +436,7 @@ fn a_recorded_step_measures_nothing_and_has_other_data_in_each_replay_in_16_bits
     };
     // Steps before the recording: none, some of the measured ones, and enough for a choice.
     for (before, expected) in [(0, "/0"), (2, "/0"), (12, "/1")] {
-        let times = ProductTimes { algorithms: &[9e5, 5e5], launch: 2e6, identity: "" };
+        let times = ProductTimes { algorithms: &[9e5, 5e5], launch: 2e6, ..NOTHING };
         kernels::with_products(times, || {
             for _ in 0..before {
                 step();
@@ -474,7 +476,7 @@ fn choices_are_kept_for_other_processes_in_16_bits() {
     if !fake::is_installed() {
         return;
     }
-    let times = ProductTimes { algorithms: &[9e6, 5e6], launch: 2e7, identity: "a GPU" };
+    let times = ProductTimes { algorithms: &[9e6, 5e6], launch: 2e7, identity: "a GPU", ..NOTHING };
     let leaves = || Leaves::new(CASE).on(device, Kind::Float, CASE);
     if let Ok(expected) = std::env::var(CHILD) {
         let found = kernels::with_products(times, || forwards(&leaves(), 10));

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
 mod activation;
+mod attention_kernels;
 mod coalesced;
 mod context_attention;
 mod convolution;
