@@ -154,7 +154,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     (contract::ACCELERATE_USE_CPU, "`1`: trains on the CPU although the host has a GPU"),
     (
         "BRIGADE_FUSED",
-        "`0`: GPU operations use libtorch's kernels, not Brigade's; `-cross_entropy,-norm_relu`: those two do",
+        "`0`: GPU operations use libtorch's kernels, not Brigade's; `-cross_entropy,-norm_relu`: those two do; \
+         `-epilogues`: products have no epilogues",
     ),
     (
         "BRIGADE_OBJECT_CACHE",
