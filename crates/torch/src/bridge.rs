@@ -15,7 +15,7 @@ use tch::Tensor;
 
 use crate::bucket::Bucket;
 use crate::error::Error;
-use crate::kernel_choices::{keep_choices, kept_choices};
+use crate::kernel_choices;
 use crate::kernel_code::{allows_epilogues, compiled_code, kernel_files, kernel_obstacle};
 
 /// Time limit of an operation that uses its group's limit: c10d's `kUnsetTimeout`.
@@ -36,6 +36,17 @@ fn kernel_code(
 ) -> Result<ffi::KernelCode, Error> {
     let (code, remark) = compiled_code(file, element, capability, nvrtc)?;
     Ok(ffi::KernelCode { code, remark })
+}
+
+fn kept_choices(identity: &str) -> ffi::KeptChoices {
+    let (kept, remark) = kernel_choices::kept(identity);
+    let row = |(key, candidates, chosen)| ffi::KeptChoice { key, candidates, chosen };
+    ffi::KeptChoices { choices: kept.into_iter().map(row).collect(), remark }
+}
+
+fn keep_choices(identity: &str, choices: Vec<ffi::KeptChoice>) -> String {
+    let row = |ffi::KeptChoice { key, candidates, chosen }| (key, candidates, chosen);
+    kernel_choices::keep(identity, choices.into_iter().map(row))
 }
 
 fn blob_address(blob: &Blob) -> usize {
