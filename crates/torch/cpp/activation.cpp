@@ -213,7 +213,7 @@ struct Activated : public torch::autograd::Function<Activated> {
     context->save_for_backward({input.values, input.bias, input.up, input.up_bias});
     context->saved_data["activation"] = activation;
     context->saved_data["packed"] = packed;
-    return ActivationPass(input).forward(input, activation);
+    return without_base(ActivationPass(input).forward(input, activation));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -33,14 +33,17 @@ at::Tensor pixels(const at::Tensor& images) {
   return images.permute({0, 2, 3, 1}).reshape({-1, images.size(1)});
 }
 
-// The inverse, for images of the size of others.
-at::Tensor images_of(const at::Tensor& pixels, const at::Tensor& like) {
-  return pixels.view({like.size(0), like.size(2), like.size(3), pixels.size(1)}).permute({0, 3, 1, 2});
-}
-
 // The weight of a kernel of one pixel as a matrix, which is a view.
 at::Tensor matrix_of(const at::Tensor& weight) {
   return weight.reshape({weight.size(0), weight.size(1)});
+}
+
+// Images whose pixels are products of others with a matrix [in, out].
+at::Tensor product_of_pixels(
+    const at::Tensor& images, const at::Tensor& matrix, const std::optional<at::Tensor>& bias) {
+  const auto rows = pixels(images);
+  const auto found = bias ? at::addmm(*bias, rows, matrix) : rows.mm(matrix);
+  return found.view({images.size(0), images.size(2), images.size(3), matrix.size(1)}).permute({0, 3, 1, 2});
 }
 
 struct ConvolutionOptions {
@@ -106,8 +109,8 @@ struct Convolution : public torch::autograd::Function<Convolution> {
               input, factor, offset, options.stride, options.padding, options.dilation, /*transposed=*/false,
               std::vector<int64_t>{0, 0}, options.groups);
         },
-        [&] { output = images_of(at::linear(pixels(input), matrix_of(factor), offset), input); });
-    return output;
+        [&] { output = product_of_pixels(input, matrix_of(factor).t(), offset); });
+    return without_base(output);
   }
 
   static torch::autograd::variable_list backward(
@@ -133,22 +136,23 @@ struct Convolution : public torch::autograd::Function<Convolution> {
     if (!is_of_pixels) {
       std::tie(of_input, of_weight, of_bias) = convolved({needs_input, needs_weight, needs_bias});
     } else {
-      const auto rows = [&] { return pixels(gradients[0].contiguous(at::MemoryFormat::ChannelsLast)); };
+      const auto gradient = [&] { return gradients[0].contiguous(at::MemoryFormat::ChannelsLast); };
       if (needs_input) {
         by_the_faster(
             "convolution's input", input, weight, true, [&] { of_input = std::get<0>(convolved({true, false, false})); },
-            [&] { of_input = images_of(rows().mm(matrix_of(factor)), input); });
+            [&] { of_input = product_of_pixels(gradient(), matrix_of(factor), std::nullopt); });
       }
       if (needs_weight || needs_bias) {
         by_the_faster(
             "convolution's weight", input, weight, needs_weight,
             [&] { std::tie(std::ignore, of_weight, of_bias) = convolved({false, needs_weight, needs_bias}); },
             [&] {
-              const auto found = layer_gradients(
-                  rows(), pixels(input), matrix_of(weight),
-                  needs_bias ? std::optional(static_cast<at::ScalarType>(bias->second.toInt())) : std::nullopt);
+              const auto rows = pixels(gradient());
+              const auto found = layer_gradients(rows, pixels(input), matrix_of(weight), /*bias_type=*/std::nullopt);
               of_weight = found.weight.reshape(weight.sizes());
-              of_bias = found.bias;
+              if (needs_bias) {
+                of_bias = bias_gradient(rows, static_cast<at::ScalarType>(bias->second.toInt()));
+              }
             });
       }
     }

@@ -63,7 +63,7 @@ struct FeedForward : public torch::autograd::Function<FeedForward> {
     const auto offset = second_bias ? std::optional(weight_in_type(*second_bias, type)) : std::nullopt;
     auto sizes = input.sizes().vec();
     sizes.back() = second_weight.size(0);
-    return at::linear(activation, weight_in_type(second_weight, type), offset).view(sizes);
+    return without_base(at::linear(activation, weight_in_type(second_weight, type), offset).view(sizes));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -55,8 +55,8 @@ struct Linear : public torch::autograd::Function<Linear> {
       data["bias"] = static_cast<int64_t>(bias->scalar_type());
     }
     const auto offset = bias ? std::optional(weight_in_type(*bias, type)) : std::nullopt;
-    return at::linear(factor_of(input, activation, type), weight_in_type(weight, type), offset)
-        .to(values.scalar_type());
+    return without_base(at::linear(factor_of(input, activation, type), weight_in_type(weight, type), offset)
+                            .to(values.scalar_type()));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

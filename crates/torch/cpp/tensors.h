@@ -63,6 +63,12 @@ struct Fetch {
 std::unique_ptr<Fetch> start_fetch(const Tensor& tensor);
 int64_t fetched_number(const Fetch& fetch);
 
+// The same values without a base, for the output of an operation with its own gradient: autograd refuses changes in place
+// of a view that such an operation returns.
+inline at::Tensor without_base(const at::Tensor& output) {
+  return output.is_view() ? output.variable_data() : output;
+}
+
 rust::String libtorch_version();
 
 } // namespace brigade

@@ -15,9 +15,6 @@
 namespace brigade::kernels {
 namespace {
 
-// Keys for which choices are made. A program whose batches all have other lengths reaches it.
-constexpr size_t kMostChoices = 1024;
-
 struct KeptChoiceOfKey {
   int candidates, chosen;
 };
@@ -91,15 +88,7 @@ c10::Event event_now(c10::Device device) {
 } // namespace
 
 Choice* Meter::choice(const std::string& key, int candidates, int unmeasured) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto known = choices_.find(key);
-  if (known != choices_.end()) {
-    return known->second.get();
-  }
-  if (choices_.size() >= kMostChoices) {
-    return nullptr;
-  }
-  return choices_.emplace(key, std::make_unique<Choice>(key, candidates, unmeasured)).first->second.get();
+  return choices_.of(key, [&] { return std::make_unique<Choice>(key, candidates, unmeasured); });
 }
 
 Choice::Choice(std::string key, int candidates, int unmeasured)

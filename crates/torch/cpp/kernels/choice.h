@@ -15,6 +15,33 @@
 
 namespace brigade::kernels {
 
+// Values by the key of an operation and its shapes, for as many keys as a program of usual batches has. One whose batches
+// all have other lengths has more.
+template <typename Value>
+class ByShape {
+ public:
+  // Returns the value of the key, which `make` makes at the first call; a null pointer stays one. Null if there are too
+  // many keys.
+  template <typename Make>
+  Value* of(const std::string& key, const Make& make) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = values_.find(key);
+    if (known != values_.end()) {
+      return known->second.get();
+    }
+    if (values_.size() >= kMost) {
+      return nullptr;
+    }
+    return values_.emplace(key, make()).first->second.get();
+  }
+
+ private:
+  static constexpr size_t kMost = 1024;
+
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<Value>> values_;
+};
+
 class Choice;
 
 // What choices need to know of a GPU.
@@ -32,8 +59,7 @@ class Meter {
   Choice* choice(const std::string& key, int candidates, int unmeasured);
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<Choice>> choices_;
+  ByShape<Choice> choices_;
 };
 
 // A choice between candidates for an operation of one shape. Candidate 0 always works and is used where another one

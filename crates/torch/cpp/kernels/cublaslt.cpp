@@ -1,15 +1,16 @@
 // Needs CUDA's headers.
 #include "load.h"
+#include "loaded_function.h"
 #include "products.h"
 
 #include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
 #include <cublasLt.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <utility>
@@ -21,16 +22,6 @@ namespace {
 
 // Algorithms that are measured. Those that follow in cuBLASLt's order are seldom faster, and each costs some slow runs.
 constexpr int kMostAlgorithms = 4;
-
-// Returns a function of a library that libtorch has loaded: looked up, so that programs need not be linked with it.
-template <typename Function>
-Function* loaded_function(const char* name) {
-  auto* found = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
-  TORCH_CHECK(found != nullptr, "no library that libtorch has loaded has the function ", name);
-  return found;
-}
-
-#define BRIGADE_LOADED(name) loaded_function<decltype(name)>(#name)
 
 void check_status(cublasStatus_t status, const char* operation) {
   TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, operation, " failed with cuBLAS status ", static_cast<int>(status));
@@ -275,9 +266,11 @@ class LibraryProducts : public Products {
     const auto& properties = *at::cuda::getDeviceProperties(device_);
     int driver = 0;
     library_.driver_version(&driver);
+    const auto& hooks = at::detail::getCUDAHooks();
+    const long cudnn = hooks.hasCuDNN() ? hooks.versionCuDNN() : 0;
     return std::string(properties.name) + ", " + std::to_string(properties.multiProcessorCount) +
         " multiprocessors, driver " + std::to_string(driver) + ", cuBLASLt " + std::to_string(library_.version()) +
-        ", libtorch " TORCH_VERSION;
+        ", cuDNN " + std::to_string(cudnn) + ", libtorch " TORCH_VERSION;
   }
 
  private:

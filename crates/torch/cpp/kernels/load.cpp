@@ -1,5 +1,6 @@
 // Needs CUDA's headers.
 #include "load.h"
+#include "loaded_function.h"
 
 #include <ATen/cuda/CUDAContextLight.h>
 #include <c10/core/DeviceGuard.h>
@@ -16,21 +17,11 @@ namespace brigade::kernels {
 
 namespace {
 
-// Returns a function of the runtime that libtorch has loaded: looked up, so that programs need not be linked with it.
-template <typename Function>
-Function* runtime_function(const char* name) {
-  auto* found = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
-  TORCH_CHECK(found != nullptr, "CUDA's runtime has no function ", name);
-  return found;
-}
-
-#define BRIGADE_RUNTIME(name) runtime_function<decltype(name)>(#name)
-
 void check(cudaError_t error, const std::string& operation) {
   if (error != cudaSuccess) {
     // Resets the error, which the next call would report again.
-    BRIGADE_RUNTIME(cudaGetLastError)();
-    TORCH_CHECK(false, operation, ": ", BRIGADE_RUNTIME(cudaGetErrorString)(error));
+    BRIGADE_LOADED(cudaGetLastError)();
+    TORCH_CHECK(false, operation, ": ", BRIGADE_LOADED(cudaGetErrorString)(error));
   }
 }
 
@@ -41,7 +32,7 @@ class GpuProgram : public Program {
     const c10::DeviceGuard guard(device_);
     // Never unloaded: at the end of the process the runtime may be gone first.
     check(
-        BRIGADE_RUNTIME(cudaLibraryLoadData)(&library_, code, nullptr, nullptr, 0, nullptr, nullptr, 0),
+        BRIGADE_LOADED(cudaLibraryLoadData)(&library_, code, nullptr, nullptr, 0, nullptr, nullptr, 0),
         "kernels cannot be loaded");
   }
 
@@ -60,7 +51,7 @@ class GpuProgram : public Program {
     void* values[] = {const_cast<void*>(args)};
     using Launch = cudaError_t(const void*, dim3, dim3, void**, size_t, cudaStream_t);
     check(
-        runtime_function<Launch>("cudaLaunchKernel")(
+        loaded_function<Launch>("cudaLaunchKernel")(
             handle(kernel, shared), dim3(blocks.x, blocks.y), dim3(threads.x, threads.y), values, shared,
             c10::cuda::getCurrentCUDAStream(device_.index()).stream()),
         kernel);
@@ -70,12 +61,12 @@ class GpuProgram : public Program {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& found = kernels_[name];
     if (found.kernel == nullptr) {
-      check(BRIGADE_RUNTIME(cudaLibraryGetKernel)(&found.kernel, library_, name.c_str()), name);
+      check(BRIGADE_LOADED(cudaLibraryGetKernel)(&found.kernel, library_, name.c_str()), name);
     }
     if (shared > std::max(found.shared, kUsualShared)) {
       using SetAttribute = cudaError_t(const void*, cudaFuncAttribute, int);
       check(
-          runtime_function<SetAttribute>("cudaFuncSetAttribute")(
+          loaded_function<SetAttribute>("cudaFuncSetAttribute")(
               found.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
           name);
       found.shared = shared;

@@ -9,13 +9,14 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 
 namespace brigade::kernels {
 namespace {
-
-// Shapes for which algorithms are measured and kept. A program whose batches all have other lengths reaches it.
-constexpr size_t kMostShapes = 1024;
 
 bool is_aligned(const at::Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
@@ -117,26 +118,15 @@ ProductResult Products::compute(
 }
 
 Products::Entry* Products::entry(const Product& product) {
-  auto key = key_of(product);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto known = entries_.find(key);
-  if (known != entries_.end()) {
-    return known->second.get();
-  }
-  if (entries_.size() >= kMostShapes) {
-    return nullptr;
-  }
-  std::unique_ptr<ProductPlan> made;
-  try {
-    made = plan(product);
-  } catch (const c10::Error& error) {
-    TORCH_WARN("the product ", key, " has no epilogue: ", error.what_without_backtrace());
-  }
-  const int algorithms = made == nullptr ? 0 : made->algorithms();
-  // Without an algorithm there is nothing to choose, which is known for the next call, too.
-  std::unique_ptr<Entry> fresh(
-      algorithms == 0 ? nullptr : new Entry{std::move(made), {key, algorithms + 1, /*unmeasured=*/1}});
-  return entries_.emplace(std::move(key), std::move(fresh)).first->second.get();
+  const auto key = key_of(product);
+  return entries_.of(key, [&]() -> std::unique_ptr<Entry> {
+    auto made = plan(product);
+    const int algorithms = made == nullptr ? 0 : made->algorithms();
+    // Without an algorithm there is nothing to choose, which is known for the next call, too.
+    return algorithms == 0 ? nullptr
+                           : std::unique_ptr<Entry>(
+                                 new Entry{std::move(made), {key, algorithms + 1, /*unmeasured=*/1}});
+  });
 }
 
 Products* products(c10::Device device) {

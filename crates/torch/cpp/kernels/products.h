@@ -7,10 +7,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <string>
 
 namespace brigade::kernels {
 
@@ -73,8 +70,7 @@ class Products : public Meter {
   // Returns the entry of the product's shapes, layouts and types. Null if there are too many.
   Entry* entry(const Product& product);
 
-  std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<Entry>> entries_;
+  ByShape<Entry> entries_;
 };
 
 // Returns the products of a GPU. Null on a CPU, without the feature cuda, where the library lacks a function, and where

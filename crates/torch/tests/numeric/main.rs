@@ -17,6 +17,7 @@ mod epilogues;
 mod fused;
 mod head_on_gpu;
 mod images;
+mod in_place;
 mod linear;
 mod lists;
 mod max_pool;
